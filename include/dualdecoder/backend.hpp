@@ -1,0 +1,84 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "dualdecoder/kv_store.hpp"
+#include "dualdecoder/memory.hpp"
+#include "dualdecoder/model_weights.hpp"
+#include "dualdecoder/retrieval_predictor.hpp"
+#include "dualdecoder/sampling.hpp"
+#include "dualdecoder/store_options.hpp"
+#include "dualdecoder/stream.hpp"
+#include "dualdecoder/tensor.hpp"
+#include "dualdecoder/transfer_scheduler.hpp"
+
+namespace dualdecoder {
+
+class LogSink;
+class TraceSink;
+
+/// The dense part of a model as coarse calls that each backend fuses as it likes. Rows are independent; the same row gives the same bits
+/// whatever its place, as long as the number of rows is the same. All work is ordered by the stream. Threading: one thread at a time.
+class DenseModel {
+ public:
+  DenseModel() = default;
+  DenseModel(const DenseModel&) = delete;
+  DenseModel& operator=(const DenseModel&) = delete;
+  virtual ~DenseModel() = default;
+
+  /// hidden[r] = embedding of tokens[r]; a token of -1 (a dead row) gives zeros. hidden: [rows, hidden] f32.
+  virtual void embed(const Token* tokens, Tensor hidden, StreamRef stream) = 0;
+  /// Norm, projections, biases, QK norm and RoPE at positions[r]. hidden is read only; q: [rows, heads, head_dim], k and v: [rows,
+  /// kv_heads, head_dim], f32. With a null k only q is computed (layer-ahead rehearsal).
+  virtual void before_attention(Layer layer, ConstTensor hidden, const int* positions, Tensor q, Tensor k, Tensor v,
+                                StreamRef stream) = 0;
+  /// Output projection, residual, norm, gated MLP, residual. attention: [rows, heads, head_dim]; hidden is updated.
+  virtual void after_attention(Layer layer, ConstTensor attention, Tensor hidden, StreamRef stream) = 0;
+  /// Final norm and head. logits: [rows, vocabulary] f32.
+  virtual void head(ConstTensor hidden, Tensor logits, StreamRef stream) = 0;
+  /// Dense causal attention of a prompt block for prefill: query row i sees keys 0 .. offset + i. q, out: [rows, heads, head_dim];
+  /// keys, values: [offset + rows, kv_heads, head_dim].
+  virtual void prefill_attention(ConstTensor q, ConstTensor keys, ConstTensor values, int offset, Tensor out, StreamRef stream) = 0;
+  /// Chooses the token after each row from its logits (see SamplingState); dead rows get -1. Logits may be overwritten.
+  virtual void sample(Tensor logits, const SamplingView& sampling, Token* sampled, StreamRef stream) = 0;
+};
+
+/// Limits that a DenseModel sizes its work space for.
+struct DenseLimits {
+  int decode_rows = 2;      ///< rows of the largest decode pass
+  int prefill_rows = 512;   ///< rows of the largest block of one call
+};
+
+/// Makes the parts that run on one device. Owns streams and memory resources; outlives everything made from it. Threading: calls may come
+/// from several threads; the parts that it makes are used by one thread each.
+class Backend {
+ public:
+  Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+  virtual ~Backend() = default;
+
+  virtual const char* name() const noexcept = 0;
+  virtual StreamRef stream() noexcept = 0;
+  virtual MemoryResource& memory(MemoryKind kind) noexcept = 0;
+  virtual StepKernels& kernels() noexcept = 0;
+  /// Copies between memories of the backend and the host, and waits until done.
+  virtual void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
+  /// Waits until everything enqueued on `stream` is done.
+  virtual void synchronize(StreamRef stream) = 0;
+
+  virtual std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) = 0;
+  virtual std::unique_ptr<KvStore> make_store(const StoreOptions& options) = 0;
+  virtual std::unique_ptr<TransferScheduler> make_scheduler(const SchedulerOptions& options) = 0;
+  /// What make_dense and make_store would take.
+  virtual MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const = 0;
+  virtual MemoryPlan store_plan(const StoreOptions& options) const = 0;
+
+  virtual LogSink* log() const noexcept = 0;
+  virtual TraceSink* trace() const noexcept = 0;
+};
+
+}  // namespace dualdecoder

@@ -1,0 +1,37 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include "dualdecoder/backend.hpp"
+#include "dualdecoder/model_weights.hpp"
+
+namespace dualdecoder {
+
+struct LoadProgress {
+  std::uint64_t done_bytes = 0;   ///< of the file
+  std::uint64_t total_bytes = 0;
+};
+
+struct LoadOptions {
+  DataType matrix_type = DataType::bf16;  ///< f32 or bf16: what matrices are dequantised to
+  int threads = 0;                        ///< for dequantising; 0: as many as the machine has
+  /// Called from the loading thread; an exception thrown from it stops the load, frees what was loaded and reaches the caller.
+  std::function<void(const LoadProgress&)> on_progress;
+};
+
+/// Reads a GGUF file, or a folder with config.json and *.safetensors, into memory of `backend`; waits until done.
+/// Throws IoError (cannot read), FormatError (malformed, NaN or Inf, unknown architecture or quantisation), OutOfMemory.
+std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& path, Backend& backend, LoadOptions options = {});
+
+/// A model of any shape with seeded normal weights scaled by 1/sqrt(fan-in); the same seed gives the same bytes. For tests and benchmarks.
+std::shared_ptr<const ModelWeights> make_synthetic_weights(const ModelConfig& config, std::uint64_t seed, Backend& backend,
+                                                           LoadOptions options = {});
+
+/// Configuration alone, without reading weights: what memory_plan() needs. Throws as load_weights.
+ModelConfig read_model_config(const std::filesystem::path& path);
+
+}  // namespace dualdecoder

@@ -1,0 +1,91 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "dualdecoder/error.hpp"
+#include "dualdecoder/step_view.hpp"
+#include "dualdecoder/types.hpp"
+
+namespace dualdecoder {
+
+class TraceSink;
+
+/// Which KvStore a backend makes.
+enum class StoreKind : std::uint8_t {
+  resident,   ///< slots keep the chunks of earlier steps, LRU (DESIGN 2.1)
+  ping_pong,  ///< two layer buffers that swap, nothing survives a step (the published mode)
+  full,       ///< the whole context on the device, dense attention
+};
+
+/// Which chunks are attended to exactly, and what stands for the others.
+struct SelectionOptions {
+  int chunk_tokens = 8;          ///< 4, 8, 16 or 32
+  int budget_tokens = 1024;      ///< selected tokens per KV head, >= chunk_tokens
+  int sink_tokens = 16;          ///< first tokens, always resident; rounded up to whole chunks
+  int local_tokens = 128;        ///< last tokens, always resident
+  bool tail_estimate = true;     ///< unselected chunks count by their summaries instead of being dropped (DESIGN 2.3)
+  bool calibrate_tail = true;    ///< one log bias per layer and query head, set at the end of prefill
+  float bias_scale = 1.0F;       ///< times the calibrated bias, 0 .. 2
+};
+
+/// Shape, sizes and policies of a store.
+struct StoreOptions {
+  StoreKind kind = StoreKind::resident;
+  int layers = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int max_context = 0;           ///< longest sequence in tokens, prompt and generated
+  int max_sequences = 1;
+  int rows_per_sequence = 1;     ///< rows of a pass, 1 or 2
+  Row1Set row1_set = Row1Set::own_resident;
+  DataType kv_type = DataType::bf16;  ///< f32 or bf16: keys and values on the host and in slots
+  SelectionOptions selection;
+  float slots_per_budget = 4.0F;  ///< m of DESIGN 2.1, >= 1; slots of one KV head = m * budget / chunk
+  MissPolicy miss_policy = MissPolicy::wait;
+  /// Bound on prefetched bytes of one step over all layers and sequences, shared evenly by the layers; 0: unbounded
+  std::size_t prefetch_bytes_per_step = 0;
+};
+
+/// The link that a scheduler drives.
+struct SchedulerOptions {
+  int layers = 0;
+  int max_items_per_submit = 0;            ///< longest list of one submission
+  double bytes_per_second = 0.0;           ///< throttle that plays the bus on the CPU backend; 0: as fast as memory
+  std::chrono::nanoseconds latency{0};     ///< of every item on a throttled link
+  bool single_lane = false;                ///< urgent loads queue behind prefetch: what the urgent lane is worth
+  TraceSink* trace = nullptr;              ///< may be null; outlives the scheduler
+};
+
+/// Throws InvalidArgument naming the first field that is out of range.
+inline void validate(const SelectionOptions& options) {
+  const int chunk = options.chunk_tokens;
+  detail::require(chunk == 4 || chunk == 8 || chunk == 16 || chunk == 32, "chunk_tokens", chunk, "4, 8, 16 or 32");
+  detail::require(options.budget_tokens >= chunk, "budget_tokens", options.budget_tokens, "at least chunk_tokens");
+  detail::require(options.sink_tokens >= 0 && options.sink_tokens <= 4096, "sink_tokens", options.sink_tokens, "in 0 .. 4096");
+  detail::require(options.local_tokens >= 1 && options.local_tokens <= 65536, "local_tokens", options.local_tokens, "in 1 .. 65536");
+  detail::require(options.bias_scale >= 0.0F && options.bias_scale <= 2.0F, "bias_scale", options.bias_scale, "in 0 .. 2");
+}
+
+inline void validate(const StoreOptions& options) {
+  detail::require(options.layers >= 1, "layers", options.layers, "at least 1");
+  detail::require(options.kv_heads >= 1, "kv_heads", options.kv_heads, "at least 1");
+  detail::require(options.heads >= options.kv_heads && options.heads % options.kv_heads == 0, "heads", options.heads,
+                  "a multiple of kv_heads");
+  detail::require(options.head_dim >= 8 && options.head_dim <= 512 && options.head_dim % 8 == 0, "head_dim", options.head_dim,
+                  "a multiple of 8 in 8 .. 512");
+  detail::require(options.max_context >= 1 && options.max_context <= (1 << 26), "max_context", options.max_context, "in 1 .. 67108864");
+  detail::require(options.max_sequences >= 1 && options.max_sequences <= 65536, "max_sequences", options.max_sequences, "in 1 .. 65536");
+  detail::require(options.rows_per_sequence == 1 || options.rows_per_sequence == 2, "rows_per_sequence", options.rows_per_sequence,
+                  "1 or 2");
+  detail::require(options.kv_type == DataType::f32 || options.kv_type == DataType::bf16, "kv_type", name_of(options.kv_type),
+                  "f32 or bf16");
+  detail::require(options.slots_per_budget >= 1.0F && options.slots_per_budget <= 1024.0F, "slots_per_budget", options.slots_per_budget,
+                  "in 1 .. 1024");
+  validate(options.selection);
+}
+
+}  // namespace dualdecoder
