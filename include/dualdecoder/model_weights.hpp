@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "dualdecoder/memory.hpp"
 #include "dualdecoder/tensor.hpp"
@@ -24,6 +25,8 @@ struct RopeConfig {
   float beta_fast = 32.0F;             ///< yarn
   float beta_slow = 1.0F;              ///< yarn
   float attention_factor = 0.0F;       ///< yarn; 0: 0.1 ln(factor) + 1
+  /// Divisors of the head_dim/2 pair frequencies, applied as they stand; empty: none. GGUF files state llama3 scaling so, with scaling none.
+  std::vector<float> frequency_factors;
 };
 
 /// Shape of a decoder-only transformer of the families in DESIGN section 5. All counts are elements.
