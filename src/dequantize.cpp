@@ -6,7 +6,8 @@
 #include <cstring>
 
 // Block layouts follow the GGUF specification. A scale has 11 significant bits, the sub-block scale of a format with minima at most 6, its
-// quants at most 5: their products are exact in f32 and only the subtraction rounds, so contraction to fused multiply-add cannot change a bit.
+// quants at most 5: their products are exact in f32 and only the subtraction rounds, so contraction to fused multiply-add cannot change a
+// bit.
 
 namespace dualdecoder::detail {
 namespace {
@@ -171,8 +172,8 @@ void q6_k(const std::uint8_t* in, float* out) noexcept {
   const float d = load_half(in + 208);
   for (int sub = 0; sub < 16; ++sub) {
     const float scale = d * static_cast<float>(static_cast<std::int8_t>(scales[sub]));
-    const int half = sub / 8;              // 128 values: 64 bytes of nibbles, 32 of high bits
-    const int group = sub % 8 / 2;         // 32 values
+    const int half = sub / 8;       // 128 values: 64 bytes of nibbles, 32 of high bits
+    const int group = sub % 8 / 2;  // 32 values
     const int within = sub % 2 * 16;
     const std::uint8_t* q = in + half * 64 + group % 2 * 32 + within;
     const std::uint8_t* h = high + half * 32 + within;

@@ -10,8 +10,8 @@
 
 #include "dualdecoder/error.hpp"
 #include "src/dequantize.hpp"
-#include "src/mapped_file.hpp"
 #include "src/in_quotes.hpp"
+#include "src/mapped_file.hpp"
 
 namespace dualdecoder {
 namespace {
@@ -235,7 +235,8 @@ class Parser {
       const std::uint64_t blocks = i == 0 ? row / block.elements : tensor.shape[i];
       if (blocks == 0) fail(what + ": extent", "0", "positive");
       if (blocks > file_bytes_ / bytes) {
-        fail(what + ": extent", std::to_string(tensor.shape[i]), "such that the tensor fits the file of " + std::to_string(file_bytes_) + " bytes");
+        fail(what + ": extent", std::to_string(tensor.shape[i]),
+             "such that the tensor fits the file of " + std::to_string(file_bytes_) + " bytes");
       }
       bytes *= blocks;
     }
