@@ -155,7 +155,8 @@ class LinkQueue {
     promoted_at_ = now;
   }
 
-  /// Starts items of the submission whose turn it is, as far as they start by `horizon`; false if none does.
+  /// Starts items of the submission whose turn it is, as far as they start by `horizon`. False if none does, or if it is the turn of a
+  /// submission while batches of another one of its lane are unfinished: within a lane, a later submission may write where an earlier did.
   bool take(Time horizon, Batch& batch) noexcept {
     batch.count = 0;
     batch.bytes = 0;
@@ -165,6 +166,7 @@ class LinkQueue {
       if (start > horizon) break;
       const Turn turn = turn_at(start);
       if (turn.queue == nullptr) break;
+      if (turn.queue->moving_items > 0 && turn.queue->moving != turn.submission) break;
       if (batch.count > 0 && (turn.queue != from || turn.submission != batch.submission)) break;
       from = turn.queue;
       start_item(turn, start, batch);
@@ -178,6 +180,7 @@ class LinkQueue {
     Queue& queue = queue_of(batch.lane);
     Submission& submission = queue.submissions[batch.submission];
     submission.arrived += batch.count;
+    queue.moving_items -= batch.count;
     submission.last_arrival =
         std::max(submission.last_arrival, throttled() ? batch.arrivals[static_cast<std::size_t>(batch.count - 1)] : now);
     pending_of(batch.lane, batch.layer).outstanding -= batch.count;
@@ -224,7 +227,9 @@ class LinkQueue {
   struct Queue {
     Ring<Submission> submissions;
     Ring<TransferItem> items;
-    std::uint64_t next = 0;  // first submission that has items left to start
+    std::uint64_t next = 0;    // first submission that has items left to start
+    std::uint64_t moving = 0;  // the submission that the unfinished batches belong to
+    int moving_items = 0;      // items in those
   };
   struct Pending {
     int unstarted = 0;
@@ -287,6 +292,8 @@ class LinkQueue {
     batch.arrivals[static_cast<std::size_t>(batch.count)] = pending.arrival;
     ++batch.count;
     batch.bytes += item.bytes;
+    queue.moving = turn.submission;
+    ++queue.moving_items;
     ++submission.started;
     if (--pending.unstarted == 0 && submission.lane == Lane::prefetch && promoted_ == submission.layer) promoted_ = -1;
     while (queue.next < queue.submissions.tail() && queue.submissions[queue.next].started == queue.submissions[queue.next].count) {

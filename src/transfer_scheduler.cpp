@@ -113,17 +113,19 @@ class ThreadedScheduler final : public TransferScheduler {
     LinkQueue::Batch batch;
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-      if (queue_.take(Clock::now(), batch)) {
+      const Time now = Clock::now();
+      if (queue_.take(now, batch)) {
         move(batch, lock);
         continue;
       }
       const Time next = queue_.next_start();
-      if (next == Time::max()) {
-        idle_ = true;
-        work_.wait(lock, [this] { return stopping_ || !idle_; });
-        idle_ = false;
-      } else {
+      if (next > now && next != Time::max()) {
         work_.wait_until(lock, next + kGather, [this] { return stopping_; });
+      } else {
+        const bool blocked = next != Time::max();  // by what the waiting thread is copying
+        (blocked ? blocked_ : idle_) = true;
+        work_.wait(lock, [&] { return stopping_ || !(blocked ? blocked_ : idle_); });
+        blocked_ = idle_ = false;
       }
     }
   }
@@ -180,6 +182,7 @@ class ThreadedScheduler final : public TransferScheduler {
     const bool complete = queue_.finish(batch, moved_items, moved_bytes, now, completed);
     if (error != nullptr && error_of(batch.lane, batch.layer) == nullptr) error_of(batch.lane, batch.layer) = std::move(error);
     if (waiting_) arrived_.notify_one();
+    if (std::exchange(blocked_, false)) work_.notify_one();
     if (trace_ != nullptr && complete) report(completed, now, lock);
   }
 
@@ -200,6 +203,7 @@ class ThreadedScheduler final : public TransferScheduler {
   std::array<std::vector<std::exception_ptr>, kLaneCount> errors_;  // [lanes][layers]
   LinkQueue::Batch waiting_batch_;                                  // of the compute thread
   bool idle_ = false;                                               // the link's thread sleeps until there is work
+  bool blocked_ = false;                                            // or until the compute thread has finished its batch
   bool waiting_ = false;                                            // the compute thread sleeps until something arrives
   bool stopping_ = false;
   mutable std::mutex mutex_;
