@@ -135,7 +135,7 @@ std::vector<ChatTemplate::Part> ChatTemplate::render(const std::vector<ChatMessa
     if (format_ == Format::chatml) {
       writer.text(message.content).control("<|im_end|>").text("\n");
     } else {
-      if (message.role == "system") writer.text(system_head_);
+      if (&message == &all.front() && message.role == "system") writer.text(system_head_);
       writer.text(trim(message.content)).control("<|eot_id|>");
     }
   }

@@ -45,7 +45,7 @@ class ChatTemplate {
   Format format_ = Format::chatml;
   bool has_default_system_ = false;
   std::string default_system_;  // ChatML: said when no system message is there
-  std::string system_head_;     // Llama 3.1 and later: stands before every system message
+  std::string system_head_;     // Llama 3.1 and later: stands before the first system message
 };
 
 }  // namespace dualdecoder::examples
