@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#
+# On a bare Debian (12 or later) or Ubuntu (24.04 or later): installs what is missing, builds, fetches SmolLM2-135M (98 MB, kept in models/),
+# and lets it answer a question about a document of about 6,000 tokens. Options after the script's name are passed to dualdecoder-generate.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+packages=(g++ cmake ninja-build libopenblas-dev libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev python3 python3-pip ca-certificates)
+missing=()
+for package in "${packages[@]}"; do
+  [[ $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) == *' installed' ]] || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  say "installing ${missing[*]}"
+  as_root=()
+  ((EUID == 0)) || as_root=(sudo)
+  "${as_root[@]}" apt-get update -q
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+fi
+
+build=build/quickstart
+say "building in $build"
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DDUALDECODER_CUDA=OFF -DDUALDECODER_TESTS=OFF -DDUALDECODER_DOCS=OFF >/dev/null
+cmake --build "$build" --target dualdecoder-generate
+
+say "fetching the model"
+model=$(scripts/get-model.sh smollm2 | tail -n 1)
+
+# The document: the licence text that every Debian and Ubuntu carries, cut at a paragraph, with one fact that stands nowhere else.
+licence=/usr/share/common-licenses/GPL-3
+[[ -r $licence ]] || { echo "quickstart.sh: $licence is not there (package base-files)" >&2; exit 1; }
+document=$build/document.txt
+{
+  head -c 14000 "$licence" | sed '$d'
+  printf '\n  The name of the library cat is Ferdinand, and its favourite place is the third shelf.\n\n'
+  tail -c +14001 "$licence" | sed 1d | head -c 13000 | sed '$d'
+} >"$document"
+question='What is the name of the library cat?'
+
+say "asking about $(wc -c <"$document") bytes of text: $question"
+{
+  cat "$document"
+  printf '\n\n%s\n' "$question"
+} | "$build/bin/dualdecoder-generate" --model "$model" --chat --budget 1024 --max-new-tokens 64 "$@"
