@@ -30,7 +30,7 @@ constexpr std::array<std::string_view, kLaneCount> kTracks = {"urgent", "prefetc
 constexpr std::chrono::microseconds kSpin{100};
 // The link's thread lets items of a throttled link gather before it copies them; their times are those of the link either way.
 constexpr std::chrono::microseconds kGather{200};
-// Waking a thread costs about what copying this much does; whoever waits for less copies it alone.
+// Waking a thread costs about what copying this much does. Urgent loads are waited for at once, and whoever waits for less copies it alone.
 constexpr std::size_t kWakeBytes = 64 * 1024;
 
 void sleep_until(Time time) {
@@ -71,7 +71,7 @@ class ThreadedScheduler final : public TransferScheduler {
         throw OutOfMemory("a transfer queue", static_cast<std::size_t>(count) * sizeof(TransferItem), 0);
       }
       in_flight = queue_.bytes_in_flight();
-      wake = idle_ && (lane == Lane::prefetch || in_flight >= kWakeBytes);
+      wake = idle_ && (lane != Lane::urgent || in_flight >= kWakeBytes);
       if (wake) idle_ = false;
     }
     if (wake) work_.notify_one();

@@ -104,12 +104,15 @@ TEST_CASE("prefetch moves on its own, without anybody waiting", "[lanes]") {
     const auto scheduler = make_threaded_scheduler(options_of(rate));
     std::vector<TransferItem> items;
     for (int i = 0; i < 64; ++i) items.push_back(tiers.item(i, i));
+    const auto moved = [&](Lane lane, std::uint64_t count) {
+      const auto patience = Clock::now() + std::chrono::seconds(20);
+      while (scheduler->statistics(lane).moved_items < count && Clock::now() < patience) std::this_thread::yield();
+      return scheduler->statistics(lane).moved_items == count;
+    };
     submit(*scheduler, Lane::prefetch, 0, items);
-    submit(*scheduler, Lane::write_back, 1, {tiers.item(0, 0)});
-    const auto patience = Clock::now() + std::chrono::seconds(20);
-    while (scheduler->statistics(Lane::write_back).moved_items < 1 && Clock::now() < patience) std::this_thread::yield();
-    CHECK(scheduler->statistics(Lane::prefetch).moved_items == 64);
-    CHECK(scheduler->statistics(Lane::write_back).moved_items == 1);
+    CHECK(moved(Lane::prefetch, 64));
+    submit(*scheduler, Lane::write_back, 1, {tiers.item(0, 0)});  // to a link that has gone to sleep
+    CHECK(moved(Lane::write_back, 1));
     CHECK(scheduler->statistics(Lane::prefetch).stalled.count() == 0);
   }
 }

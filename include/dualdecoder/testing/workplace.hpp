@@ -74,8 +74,8 @@ class HeapMemory final : public MemoryResource {
   void* allocate(std::size_t bytes, std::size_t alignment, StreamRef) override {
     return ::operator new(bytes, std::align_val_t(alignment));
   }
-  void deallocate(void* memory, std::size_t bytes, std::size_t alignment, StreamRef) noexcept override {
-    ::operator delete(memory, bytes, std::align_val_t(alignment));
+  void deallocate(void* memory, std::size_t, std::size_t alignment, StreamRef) noexcept override {
+    ::operator delete(memory, std::align_val_t(alignment));
   }
 };
 
