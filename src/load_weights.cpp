@@ -12,6 +12,7 @@
 #include "src/dequantize.hpp"
 #include "src/in_quotes.hpp"
 #include "src/load_options.hpp"
+#include "src/load_source_model.hpp"
 #include "src/model_config.hpp"
 #include "src/model_files.hpp"
 #include "src/weight_layout.hpp"
@@ -110,7 +111,9 @@ std::uint64_t check_tensors(const SourceModel& model) {
   return bytes;
 }
 
-std::shared_ptr<const ModelWeights> load(const SourceModel& model, Backend& backend, const LoadOptions& options) {
+}  // namespace
+
+std::shared_ptr<const ModelWeights> detail::load_source_model(const SourceModel& model, Backend& backend, const LoadOptions& options) {
   LoadProgress progress{0, check_tensors(model)};
   const auto report = [&](std::uint64_t done_bytes) {
     progress.done_bytes = done_bytes;
@@ -136,13 +139,11 @@ std::shared_ptr<const ModelWeights> load(const SourceModel& model, Backend& back
   return weights;
 }
 
-}  // namespace
-
 std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& path, Backend& backend, LoadOptions options) {
   detail::check_load_options(options);
   const detail::ModelFiles files(path);
   try {
-    return load(files.model, backend, options);
+    return detail::load_source_model(files.model, backend, options);
   } catch (const FormatError& error) {
     throw FormatError(path.string() + ": " + error.what());
   }

@@ -55,8 +55,12 @@ class StepKernels {
   /// Applies a pass to `state`: the token sampled by row 0 (single, dual) becomes the true token and `position` grows by one, guesses and
   /// modes follow `rule`. A finished sequence is made idle by the session, not here.
   virtual void advance(const StepState& state, const Outcome& outcome, const AdvanceRule& rule, StreamRef stream) = 0;
+  /// Lays the next pass out: per row its token and position, -1 and 0 for dead rows. tokens, positions: [rows].
+  virtual void lay_out(const StepState& state, Token* tokens, int* positions, StreamRef stream) = 0;
   /// Copies host memory into memory of the backend, in the order of the stream; the source may be reused on return.
   virtual void upload(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
+  /// Copies memory of the backend into host memory and waits for it; for tools that record, never inside an ordinary step.
+  virtual void download(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
 };
 
 /// Fixed properties of a predictor, read once.
