@@ -133,7 +133,7 @@ SourceModel SourceModel::from_safetensors(std::span<const std::byte> config_text
   SourceModel model;
   model.config_ = config_from_json(config_text);
   for (const auto& [name, file] : files) {
-    for (const SafetensorsInfo& tensor : naming(name, [&] { return parse_safetensors(file); })) {
+    for (const SafetensorsInfo& tensor : naming(name, [&bytes = file] { return parse_safetensors(bytes); })) {
       if (is_harmless(tensor.name, false, model.config_.tied_embeddings)) continue;
       const SourceTensor source{safetensors_type(tensor), tensor.shape,
                                 file.subspan(static_cast<std::size_t>(tensor.offset), static_cast<std::size_t>(tensor.bytes))};
