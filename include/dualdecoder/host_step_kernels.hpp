@@ -1,0 +1,110 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "dualdecoder/counter_random.hpp"
+#include "dualdecoder/error.hpp"
+#include "dualdecoder/retrieval_predictor.hpp"
+#include "dualdecoder/step_view.hpp"
+#include "dualdecoder/types.hpp"
+
+namespace dualdecoder {
+
+/// StepKernels for memory that the host reads and writes: the CPU backend's, and for programs that bring their own parts and use core
+/// alone. Every call returns with its work done. Threading: stateless, so any thread.
+class HostStepKernels final : public StepKernels {
+ public:
+  /// Throws InvalidArgument where `to` has other KV heads than `from` or less capacity.
+  void copy_row(const StepView& view, const Selection& from, int row, const Selection& to, StreamRef) override {
+    detail::require(to.kv_heads == from.kv_heads, "to.kv_heads", to.kv_heads, "the same as from.kv_heads");
+    detail::require(to.capacity >= from.capacity, "to.capacity", to.capacity, "at least from.capacity");
+    for (int place = 0; place < view.sequences; ++place) {
+      const bool live = row < view.rows_per_sequence && row_is_live(view.mode[place], row);
+      const int from_row = place * view.rows_per_sequence + row;
+      for (int head = 0; head < to.kv_heads; ++head) {
+        int& count = to.count_of(place, head);
+        count = live ? from.count_of(from_row, head) : 0;
+        std::copy_n(from.chunks_of(from_row, head), count, to.chunks_of(place, head));
+        if (from.scores != nullptr && to.scores != nullptr) {
+          std::copy_n(from.scores_of(from_row, head), count, to.scores_of(place, head));
+        }
+      }
+    }
+  }
+
+  /// Throws InvalidArgument for a dual rule where a pass has one row per sequence.
+  void advance(const StepState& state, const Outcome& outcome, const AdvanceRule& rule, StreamRef) override {
+    detail::require(!rule.dual || state.rows_per_sequence == 2, "rows_per_sequence", state.rows_per_sequence, "2 for a dual rule");
+    for (int place = 0; place < state.sequences; ++place) {
+      if (state.mode[place] == RowMode::idle) continue;
+      if (state.waits != nullptr) state.waits[place] = 0;
+      const Token* sampled = outcome.sampled + static_cast<std::ptrdiff_t>(place) * state.rows_per_sequence;
+      switch (state.mode[place]) {
+        case RowMode::idle: break;
+        case RowMode::single:
+          accept(state, place, sampled[0]);
+          without_guess(state, place, rule);
+          break;
+        case RowMode::dual: after_dual(state, place, sampled, rule); break;
+        case RowMode::resync: with_guess(state, place, sampled[1], rule); break;
+      }
+    }
+  }
+
+  void lay_out(const StepState& state, Token* tokens, int* positions, StreamRef) override {
+    for (int place = 0; place < state.sequences; ++place) {
+      const RowMode mode = state.mode[place];
+      for (int row = 0; row < state.rows_per_sequence; ++row) {
+        const int at = place * state.rows_per_sequence + row;
+        const bool live = row_is_live(mode, row);
+        const bool guess = mode == RowMode::dual && row == 1;
+        tokens[at] = live ? (guess ? state.guess : state.token)[place] : -1;
+        positions[at] = live ? row_position(mode, row, state.position[place]) : 0;
+      }
+    }
+  }
+
+  void upload(void* target, const void* source, std::size_t bytes, StreamRef) override { copy(target, source, bytes); }
+  void download(void* target, const void* source, std::size_t bytes, StreamRef) override { copy(target, source, bytes); }
+
+ private:
+  static void copy(void* target, const void* source, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(target, source, bytes);
+  }
+  static void accept(const StepState& state, int place, Token token) {
+    state.token[place] = token;
+    ++state.position[place];
+  }
+  static void with_guess(const StepState& state, int place, Token guess, const AdvanceRule& rule) {
+    state.guess[place] = rule.dual ? guess : -1;
+    state.mode[place] = rule.dual ? RowMode::dual : RowMode::single;
+  }
+  static void without_guess(const StepState& state, int place, const AdvanceRule& rule) {
+    if (rule.dual && rule.random_guess_below > 0) {
+      const auto counter = (static_cast<std::uint64_t>(place) << 32U) + static_cast<std::uint32_t>(state.position[place]);
+      const auto below = static_cast<std::uint64_t>(rule.random_guess_below);
+      with_guess(state, place, static_cast<Token>(detail::counter_random(rule.seed, counter) % below), rule);
+      return;
+    }
+    state.guess[place] = -1;
+    state.mode[place] = rule.dual ? RowMode::resync : RowMode::single;
+  }
+  static void after_dual(const StepState& state, int place, const Token* sampled, const AdvanceRule& rule) {
+    const bool right = state.guess[place] == sampled[0];
+    accept(state, place, sampled[0]);
+    const bool lone = rule.resync == Resync::automatic && rule.lone_sequence;
+    if (right || rule.resync == Resync::never || lone) {
+      with_guess(state, place, sampled[1], rule);
+      if (!right && lone && rule.dual && state.waits != nullptr) state.waits[place] = 1;
+    } else {
+      state.guess[place] = -1;
+      state.mode[place] = rule.dual ? RowMode::resync : RowMode::single;
+    }
+  }
+};
+
+}  // namespace dualdecoder
