@@ -1,5 +1,8 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -51,15 +54,18 @@ Spread spread(const WeightEntry& entry) {
 
 void draw_rows(const WeightEntry& entry, DataType type, std::uint64_t key, std::int64_t begin, std::int64_t end, std::byte* out) {
   const auto [mean, deviation] = spread(entry);
-  const auto first = static_cast<std::uint64_t>(begin * entry.columns);
-  const auto count = static_cast<std::uint64_t>((end - begin) * entry.columns);
-  for (std::uint64_t i = 0; i < count; ++i) {
-    const float value = mean + deviation * draw(key, first + i);
+  const auto last = static_cast<std::uint64_t>(end * entry.columns);
+  std::array<float, 2048> piece;
+  for (auto first = static_cast<std::uint64_t>(begin * entry.columns); first < last;) {
+    const std::size_t count = std::min<std::uint64_t>(piece.size(), last - first);
+    for (std::size_t i = 0; i < count; ++i) piece[i] = mean + deviation * draw(key, first + i);
     if (type == DataType::bf16) {
-      detail::round_to_bf16(&value, 1, reinterpret_cast<std::uint16_t*>(out) + i);
+      detail::round_to_bf16(piece.data(), count, reinterpret_cast<std::uint16_t*>(out));
     } else {
-      reinterpret_cast<float*>(out)[i] = value;
+      std::copy_n(piece.data(), count, reinterpret_cast<float*>(out));
     }
+    first += count;
+    out += count * size_of(type);
   }
 }
 

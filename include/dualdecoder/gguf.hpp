@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "dualdecoder/export.hpp"
+
 namespace dualdecoder {
 
 /// A metadata value of a GGUF file, widened: unsigned and signed integers to 64 bits, floats to double; arrays are homogeneous.
@@ -19,9 +21,9 @@ using GgufValue = std::variant<std::uint64_t, std::int64_t, double, bool, std::s
 /// One tensor as the file declares it; bounds were checked against the file.
 struct GgufTensorInfo {
   std::string name;
-  std::uint32_t type = 0;               ///< the file format's ggml_type number
-  std::vector<std::uint64_t> shape;     ///< outermost first, so a matrix reads [out, in]
-  std::uint64_t offset = 0;             ///< from the start of the file, bytes
+  std::uint32_t type = 0;            ///< the file format's ggml_type number
+  std::vector<std::uint64_t> shape;  ///< outermost first, so a matrix reads [out, in]
+  std::uint64_t offset = 0;          ///< from the start of the file, bytes
   std::uint64_t bytes = 0;
 };
 
@@ -40,9 +42,9 @@ struct GgufHeader {
 };
 
 /// Parses header and tensor table, bounded by the file's size; reads no weights. Throws IoError, FormatError.
-GgufHeader read_gguf_header(const std::filesystem::path& path);
+DUALDECODER_EXPORT GgufHeader read_gguf_header(const std::filesystem::path& path);
 
 /// The same from bytes in memory; `file_bytes` is the size of the whole file that the header belongs to. Throws FormatError.
-GgufHeader parse_gguf_header(const std::byte* bytes, std::size_t count, std::uint64_t file_bytes);
+DUALDECODER_EXPORT GgufHeader parse_gguf_header(const std::byte* bytes, std::size_t count, std::uint64_t file_bytes);
 
 }  // namespace dualdecoder

@@ -7,12 +7,13 @@
 #include <memory>
 
 #include "dualdecoder/backend.hpp"
+#include "dualdecoder/export.hpp"
 #include "dualdecoder/model_weights.hpp"
 
 namespace dualdecoder {
 
 struct LoadProgress {
-  std::uint64_t done_bytes = 0;   ///< of the file
+  std::uint64_t done_bytes = 0;  ///< of the file
   std::uint64_t total_bytes = 0;
 };
 
@@ -25,13 +26,14 @@ struct LoadOptions {
 
 /// Reads a GGUF file, or a folder with config.json and *.safetensors, into memory of `backend`; waits until done.
 /// Throws IoError (cannot read), FormatError (malformed, NaN or Inf, unknown architecture or quantisation), OutOfMemory.
-std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& path, Backend& backend, LoadOptions options = {});
+DUALDECODER_EXPORT std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& path, Backend& backend,
+                                                                    LoadOptions options = {});
 
 /// A model of any shape with seeded normal weights scaled by 1/sqrt(fan-in); the same seed gives the same bytes. For tests and benchmarks.
-std::shared_ptr<const ModelWeights> make_synthetic_weights(const ModelConfig& config, std::uint64_t seed, Backend& backend,
-                                                           LoadOptions options = {});
+DUALDECODER_EXPORT std::shared_ptr<const ModelWeights> make_synthetic_weights(const ModelConfig& config, std::uint64_t seed,
+                                                                              Backend& backend, LoadOptions options = {});
 
 /// Configuration alone, without reading weights: what memory_plan() needs. Throws as load_weights.
-ModelConfig read_model_config(const std::filesystem::path& path);
+DUALDECODER_EXPORT ModelConfig read_model_config(const std::filesystem::path& path);
 
 }  // namespace dualdecoder
