@@ -88,11 +88,11 @@ class TensorReader {
   }
 
   void check_finite(const float* values, std::size_t count, std::int64_t row, std::size_t column) const {
-    const std::size_t bad = detail::find_at_least(values, count, type_ == DataType::bf16 ? detail::kBf16Overflow : detail::kInfinity);
+    const bool bf16 = type_ == DataType::bf16;
+    const std::size_t bad = detail::find_at_least(values, count, bf16 ? detail::kBf16Overflow : detail::kInfinity);
     if (bad == count) return;
     throw FormatError("tensor " + detail::in_quotes(name_) + ": row " + std::to_string(row) + ", column " + std::to_string(column + bad) +
-                      " = " + std::to_string(values[bad]) + ": must be finite" + (type_ == DataType::bf16 ? " as " : "") +
-                      (type_ == DataType::bf16 ? name_of(type_) : ""));
+                      " = " + std::to_string(values[bad]) + ": must be finite" + (bf16 ? " as bf16" : ""));
   }
 
   const SourceTensor& source_;

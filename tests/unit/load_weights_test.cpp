@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 #include "dualdecoder/error.hpp"
 #include "dualdecoder/gguf.hpp"
 #include "src/dequantize.hpp"
+#include "src/load_source_model.hpp"
+#include "src/model_files.hpp"
 #include "src/weight_layout.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/expect_error.hpp"
@@ -288,6 +291,27 @@ TEST_CASE("tensors that are missing, of a wrong shape or unknown are refused", "
   wide.config.intermediate = 96;
   GgufWriter file = gguf_metadata(wide.config, false);
   expect_refused(add_gguf_tensors(file, model).bytes(), {"'blk.0.ffn_gate.weight'", "shape = [64, 32]", "[96, 32]"});
+}
+
+TEST_CASE("flipped bits anywhere in a model never do worse than an error", "[load_weights]") {
+  const std::string original = gguf_bytes(make_tiny_model(tiny_config("llama")), kF16, false);
+  std::mt19937 random(3);
+  int loaded = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string bytes = original;
+    // Half of the flips hit the header, which is short.
+    const std::size_t reach = round % 2 == 0 ? 3'000 : bytes.size();
+    for (int i = 0; i < 3; ++i) bytes[random() % reach] ^= static_cast<char>(1U << random() % 8);
+    MemoryBackend backend;
+    try {
+      detail::load_source_model(detail::SourceModel::from_gguf(as_bytes(bytes)), backend, {});
+      ++loaded;
+    } catch (const FormatError&) {
+    }
+    REQUIRE(backend.counting().live_bytes == 0);
+  }
+  CHECK(loaded > 0);
+  CHECK(loaded < 400);
 }
 
 TEST_CASE("unknown architectures and quantisations are named with what is supported", "[load_weights]") {
