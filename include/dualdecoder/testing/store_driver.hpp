@@ -251,7 +251,6 @@ class StoreDriver {
     batch.waits.upload();
     batch.view = {sequences,         options_.rows_per_sequence, batch.slot_of.data(), batch.position.data(),
                   batch.mode.data(), batch.waits.data()};
-    scheduler_.wait(Lane::write_back, 0, workplace_.stream);
   }
 
   void run_layer(Layer layer, const std::vector<Place>& places, Hint hint, Pass& result) {
@@ -263,18 +262,19 @@ class StoreDriver {
     const Mirror<float> v = rows(places, Story::Part::value, layer, options_.kv_heads);
     Mirror<float> out(workplace_, q.host.size(), std::numeric_limits<float>::quiet_NaN());
 
-    store_.select(layer, batch.view, tensor(q, row_count, options_.heads), batch.by_row.view, stream);
-    store_.resolve_needed(layer, batch.view, batch.by_row.view, list(urgent_), stream);
-    result.urgent_items += submit(Lane::urgent, layer, urgent_, result);
-    scheduler_.wait(Lane::urgent, layer, stream);
     scheduler_.wait(Lane::prefetch, layer, stream);
-    store_.attend(layer, batch.view,
-                  {tensor(q, row_count, options_.heads), tensor(k, row_count, options_.kv_heads), tensor(v, row_count, options_.kv_heads)},
-                  batch.by_row.view, {out.data(), DataType::f32, {row_count, options_.heads, options_.head_dim}}, stream);
+    store_.select(layer, batch.view, tensor(q, row_count, options_.heads), batch.by_row.view, stream);
     workplace_.synchronize();
     batch.by_row.download();
     Prediction prediction{layer, false, batch.predicted.view};
     predict(layer, places, hint, prediction);
+    store_.resolve_needed(layer, batch.view, batch.by_row.view, list(urgent_), stream);
+    result.urgent_items += submit(Lane::urgent, layer, urgent_, result);
+    scheduler_.wait(Lane::urgent, layer, stream);
+    store_.attend(layer, batch.view,
+                  {tensor(q, row_count, options_.heads), tensor(k, row_count, options_.kv_heads), tensor(v, row_count, options_.kv_heads)},
+                  batch.by_row.view, {out.data(), DataType::f32, {row_count, options_.heads, options_.head_dim}}, stream);
+    workplace_.synchronize();
     const Layer target = store_.resolve_predicted(layer, batch.view, prediction, list(prefetch_), stream);
     result.prefetch_items += submit(Lane::prefetch, target, prefetch_, result);
 
@@ -349,6 +349,7 @@ class StoreDriver {
     return count;
   }
   void commit(Pass& result) {
+    scheduler_.wait(Lane::write_back, 0, workplace_.stream);
     store_.commit(batch_->view, list(write_back_), workplace_.stream);
     result.write_back_items += submit(Lane::write_back, 0, write_back_, result);
   }
