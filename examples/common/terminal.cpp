@@ -35,7 +35,8 @@ std::string in_bytes(double bytes) {
   return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
-ProgressBar::ProgressBar(std::string label) : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) == 1) {}
+ProgressBar::ProgressBar(std::string label, bool shown)
+    : label_(std::move(label)), shown_(shown), terminal_(shown && isatty(STDERR_FILENO) == 1) {}
 
 ProgressBar::~ProgressBar() {
   if (drawn_ && !finished_) std::fputc('\n', stderr);
@@ -55,6 +56,7 @@ void ProgressBar::update(std::uint64_t done, std::uint64_t total, std::string_vi
 void ProgressBar::finish(std::string_view note) {
   if (finished_) return;
   finished_ = true;
+  if (!shown_) return;
   const std::chrono::duration<double> took = Clock::now() - start_;
   fmt::print(stderr, "{}{:<8} {:.2f} s  {}\n", terminal_ ? "\r\x1b[K" : "", label_, took.count(), note);
 }

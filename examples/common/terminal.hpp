@@ -14,7 +14,7 @@ std::string in_bytes(double bytes);
 /// Progress of one long task on stderr: a bar that is redrawn in place on a terminal; elsewhere one line when the task is done.
 class ProgressBar {
  public:
-  explicit ProgressBar(std::string label);
+  explicit ProgressBar(std::string label, bool shown = true);
   ~ProgressBar();  ///< leaves the line, also when the task failed
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
@@ -27,6 +27,7 @@ class ProgressBar {
   using Clock = std::chrono::steady_clock;
 
   std::string label_;
+  bool shown_;
   bool terminal_;
   bool drawn_ = false;
   bool finished_ = false;
