@@ -41,7 +41,5 @@ document=$build/document.txt
 question='What is the name of the library cat?'
 
 say "asking about $(wc -c <"$document") bytes of text: $question"
-{
-  cat "$document"
-  printf '\n\n%s\n' "$question"
-} | "$build/bin/dualdecoder-generate" --model "$model" --chat --budget 1024 --max-new-tokens 64 "$@"
+"$build/bin/dualdecoder-generate" --model "$model" --chat --prompt-file "$document" --prompt "$question" --budget 1024 \
+  --max-new-tokens 64 "$@"

@@ -119,4 +119,8 @@ model_tests() {
 }
 
 "${kind}_tests"
-((failures == 0)) && echo "all passed" || { echo "$failures failed"; exit 1; }
+if ((failures > 0)); then
+  echo "$failures failed"
+  exit 1
+fi
+echo 'all passed'
