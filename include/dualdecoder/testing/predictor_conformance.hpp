@@ -208,13 +208,13 @@ inline void check_observe(const PredictorSubject& subject, Findings& findings, s
 
 }  // namespace detail
 
-/// What every RetrievalPredictor honours, as retrieval_predictor.hpp says. Exceptions of the implementation pass through.
+/// What every RetrievalPredictor honours, as retrieval_predictor.hpp says.
 inline std::vector<std::string> check_retrieval_predictor(const PredictorSubject& subject) {
   Findings findings;
-  detail::check_traits(subject, findings);
+  findings.run("traits()", [&] { detail::check_traits(subject, findings); });
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    detail::check_predict(subject, findings, seed);
-    detail::check_observe(subject, findings, seed);
+    findings.run("predict()", [&] { detail::check_predict(subject, findings, seed); });
+    findings.run("observe()", [&] { detail::check_observe(subject, findings, seed); });
   }
   return findings.take();
 }

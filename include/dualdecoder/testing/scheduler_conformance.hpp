@@ -343,23 +343,23 @@ inline void check_overtaking(const SchedulerSubject& subject, Findings& findings
 
 }  // namespace detail
 
-/// What every TransferScheduler honours, as transfer_scheduler.hpp says; takes about 2 s where rates are kept. Exceptions of the
-/// implementation that no check expects pass through.
+/// What every TransferScheduler honours, as transfer_scheduler.hpp says; takes about 2 s where rates are kept.
 inline std::vector<std::string> check_transfer_scheduler(const SchedulerSubject& subject) {
   Findings findings;
-  detail::check_bytes_arrive(subject, findings);
-  detail::check_lists_are_copied(subject, findings);
-  detail::check_nothing_to_do(subject, findings);
-  detail::check_order_within_a_lane(subject, findings);
-  detail::check_chains_across_lanes(subject, findings);
-  detail::check_statistics(subject, findings);
-  detail::check_long_lists(subject, findings);
-  for (std::uint64_t seed = 1; seed <= 5; ++seed) detail::check_random_traffic(subject, findings, seed);
-  detail::check_errors(subject, findings);
-  detail::check_destruction_under_load(subject, findings);
-  detail::check_two_at_once(subject, findings);
-  if (subject.keeps_rate) detail::check_rate(subject, findings);
-  if (subject.keeps_rate && subject.has_lanes) detail::check_overtaking(subject, findings);
+  findings.run("Arrival", [&] { detail::check_bytes_arrive(subject, findings); });
+  findings.run("Copies of lists", [&] { detail::check_lists_are_copied(subject, findings); });
+  findings.run("Empty submissions", [&] { detail::check_nothing_to_do(subject, findings); });
+  findings.run("Order within a lane", [&] { detail::check_order_within_a_lane(subject, findings); });
+  findings.run("Chains across lanes", [&] { detail::check_chains_across_lanes(subject, findings); });
+  findings.run("Statistics", [&] { detail::check_statistics(subject, findings); });
+  findings.run("Long lists", [&] { detail::check_long_lists(subject, findings); });
+  for (std::uint64_t seed = 1; seed <= 5; ++seed)
+    findings.run("Random traffic", [&] { detail::check_random_traffic(subject, findings, seed); });
+  findings.run("Errors", [&] { detail::check_errors(subject, findings); });
+  findings.run("Destruction under load", [&] { detail::check_destruction_under_load(subject, findings); });
+  findings.run("Two schedulers at once", [&] { detail::check_two_at_once(subject, findings); });
+  if (subject.keeps_rate) findings.run("Rate", [&] { detail::check_rate(subject, findings); });
+  if (subject.keeps_rate && subject.has_lanes) findings.run("Overtaking", [&] { detail::check_overtaking(subject, findings); });
   return findings.take();
 }
 

@@ -442,21 +442,21 @@ inline void check_store_errors(const StoreSubject& subject, Findings& findings) 
 
 }  // namespace detail
 
-/// What every KvStore honours, as kv_store.hpp and DESIGN section 2 say. Exceptions of the implementation that no check expects pass
-/// through. Needs a store for any StoreOptions with head_dim 16.
+/// What every KvStore honours, as kv_store.hpp and DESIGN section 2 say. Needs a store
+/// for any StoreOptions with head_dim 16.
 inline std::vector<std::string> check_kv_store(const StoreSubject& subject) {
   Findings findings;
-  detail::check_equals_dense(subject, findings);
-  detail::check_blocks(subject, findings);
-  detail::check_independence(subject, findings);
-  detail::check_row1_leaves_no_mark(subject, findings);
-  detail::check_dead_rows(subject, findings);
-  detail::check_idle_places(subject, findings);
-  detail::check_selection(subject, findings);
-  detail::check_truncate_and_reuse(subject, findings);
-  detail::check_miss_policies(subject, findings);
-  detail::check_store_statistics(subject, findings);
-  detail::check_store_errors(subject, findings);
+  findings.run("Equality with dense attention", [&] { detail::check_equals_dense(subject, findings); });
+  findings.run("Prompt blocks", [&] { detail::check_blocks(subject, findings); });
+  findings.run("Independence of slots and predictions", [&] { detail::check_independence(subject, findings); });
+  findings.run("Row 1", [&] { detail::check_row1_leaves_no_mark(subject, findings); });
+  findings.run("Dead rows", [&] { detail::check_dead_rows(subject, findings); });
+  findings.run("Idle places", [&] { detail::check_idle_places(subject, findings); });
+  findings.run("Selection", [&] { detail::check_selection(subject, findings); });
+  findings.run("truncate() and reuse", [&] { detail::check_truncate_and_reuse(subject, findings); });
+  findings.run("Miss policies", [&] { detail::check_miss_policies(subject, findings); });
+  findings.run("Statistics", [&] { detail::check_store_statistics(subject, findings); });
+  findings.run("Errors", [&] { detail::check_store_errors(subject, findings); });
   return findings.take();
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <new>
 #include <string>
@@ -38,6 +39,15 @@ class Findings {
       return;
     }
     expect(false, sentence);
+  }
+  /// Runs one check; an exception that it did not expect becomes a sentence.
+  template <class Check>
+  void run(const char* subject, Check&& check) {
+    try {
+      check();
+    } catch (const std::exception& error) {
+      expect(false, std::string(subject) + ": an unexpected exception: " + error.what());
+    }
   }
   bool empty() const noexcept { return sentences_.empty(); }
   std::size_t size() const noexcept { return sentences_.size(); }

@@ -1,0 +1,100 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dualdecoder/cpu/backend.hpp"
+#include "dualdecoder/testing/store_conformance.hpp"
+#include "src/transfer_scheduler.hpp"
+#include "tests/catch.hpp"
+#include "tests/unit/plain_store.hpp"
+#include "tests/unit/simulated_scheduler.hpp"
+
+namespace dualdecoder {
+namespace {
+
+using MakeScheduler = std::function<std::unique_ptr<TransferScheduler>(const SchedulerOptions&)>;
+
+void check(StoreKind kind, DataType kv_type, MakeScheduler make_scheduler) {
+  const std::shared_ptr<Backend> backend = cpu::make_cpu_backend({.threads = 2});
+  const testing::StoreSubject subject{[&](const StoreOptions& options) { return backend->make_store(options); }, std::move(make_scheduler),
+                                      testing::workplace_of(*backend), kind, kv_type};
+  for (const std::string& finding : testing::check_kv_store(subject)) FAIL_CHECK(finding);
+  SUCCEED();
+}
+
+std::unique_ptr<TransferScheduler> lanes(const SchedulerOptions& options) { return cpu::make_threaded_scheduler(options); }
+
+std::unique_ptr<TransferScheduler> throttled_lanes(SchedulerOptions options) {
+  options.bytes_per_second = 500e6;
+  options.latency = std::chrono::microseconds(5);
+  return cpu::make_threaded_scheduler(options);
+}
+
+std::vector<std::string> findings_of_plain_store(test::PlainStore::Mistake mistake) {
+  testing::HeapMemory memory;
+  return testing::check_kv_store({[=](const StoreOptions& options) { return std::make_unique<test::PlainStore>(options, mistake); }, lanes,
+                                  testing::host_workplace(memory), StoreKind::full, DataType::f32});
+}
+
+}  // namespace
+
+TEST_CASE("a store written from the documentation alone honours KvStore", "[conformance]") {
+  for (const std::string& finding : findings_of_plain_store(test::PlainStore::Mistake::none)) FAIL_CHECK(finding);
+  SUCCEED();
+}
+
+TEST_CASE("the checks of KvStore notice each mistake", "[conformance]") {
+  using Mistake = test::PlainStore::Mistake;
+  const std::vector<std::pair<Mistake, std::string>> mistakes = {
+      {Mistake::commits_row1, "With a budget that covers the context, row 0 differs"},
+      {Mistake::commits_resync, "Resync passes in between change row 0's bits."},
+      {Mistake::forgets_truncate, "truncate() and reuse"},
+      {Mistake::forgets_close, "truncate() and reuse"},
+      {Mistake::leaves_dead_rows, "The output of a dead row is not zero."},
+      {Mistake::sees_idle, "Steps in which a place was idle changed its sequence."},
+      {Mistake::mixes_heads, "With a budget that covers the context, row 0 differs"},
+      {Mistake::accepts_anything, "append() beyond the slot's capacity is not refused."},
+  };
+  for (const auto& [mistake, sentence] : mistakes) {
+    INFO(sentence);
+    const std::vector<std::string> findings = findings_of_plain_store(mistake);
+    CHECK(std::any_of(findings.begin(), findings.end(), [&](const std::string& finding) { return finding.find(sentence) == 0; }));
+  }
+}
+
+TEST_CASE("the resident store honours KvStore", "[conformance]") {
+  check(StoreKind::resident, DataType::f32, lanes);
+  check(StoreKind::resident, DataType::bf16, throttled_lanes);
+}
+
+TEST_CASE("the ping-pong store honours KvStore", "[conformance]") {
+  check(StoreKind::ping_pong, DataType::f32, lanes);
+  check(StoreKind::ping_pong, DataType::bf16, throttled_lanes);
+}
+
+TEST_CASE("the full store honours KvStore", "[conformance]") {
+  check(StoreKind::full, DataType::f32, lanes);
+  check(StoreKind::full, DataType::bf16, lanes);
+}
+
+TEST_CASE("stores honour KvStore whatever the link does", "[conformance][simulation]") {
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong}) {
+      INFO("seed " << seed);
+      check(kind, DataType::f32, [seed](SchedulerOptions options) {
+        options.bytes_per_second = 1e7 * static_cast<double>(seed);
+        test::SimulationOptions simulation;
+        simulation.seed = seed;
+        simulation.extra_delay = std::chrono::milliseconds(1);
+        return std::make_unique<test::SimulatedScheduler>(options, simulation);
+      });
+    }
+  }
+}
+
+}  // namespace dualdecoder
