@@ -1,6 +1,9 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #include <chrono>
+#include <cstdint>
+#include <cstring>
 #include <memory>
+#include <string>
 
 #include "dualdecoder/testing/scheduler_conformance.hpp"
 #include "src/transfer_scheduler.hpp"

@@ -2,6 +2,7 @@
 // The text is judged by nlohmann::json, a parser that we did not write.
 #include "dualdecoder/chrome_trace.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>

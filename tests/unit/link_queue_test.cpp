@@ -3,7 +3,9 @@
 #include "src/link_queue.hpp"
 
 #include <chrono>
+#include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "dualdecoder/error.hpp"

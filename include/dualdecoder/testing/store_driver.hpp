@@ -26,17 +26,26 @@ class Story {
  public:
   enum class Part : std::uint8_t { query, key, value };
 
-  explicit Story(std::uint64_t seed = 0) : seed_(seed) {}
+  explicit Story(std::uint64_t seed = 0) : parts_{{0, seed}} {}
+
+  /// The same text up to `position`, and another one from there on.
+  Story continued(int position, std::uint64_t seed) const {
+    Story story = *this;
+    story.parts_.push_back({position, seed});
+    return story;
+  }
 
   /// Appends `count` numbers of mean 0 and variance 1.
   void append(std::vector<float>& out, Part part, Layer layer, int position, int count) const {
-    Random mixer(seed_ * 0x100000001b3U + static_cast<std::uint64_t>(part));
+    std::uint64_t seed = 0;
+    for (const auto& [from, of_part] : parts_) seed = position >= from ? of_part : seed;  // a later part replaces an earlier one
+    Random mixer(seed * 0x100000001b3U + static_cast<std::uint64_t>(part));
     Random random(mixer.next() ^ (static_cast<std::uint64_t>(layer) << 48) ^ static_cast<std::uint64_t>(position));
     for (int i = 0; i < count; ++i) out.push_back(random.normal());
   }
 
  private:
-  std::uint64_t seed_;
+  std::vector<std::pair<int, std::uint64_t>> parts_;  // first position and seed
 };
 
 /// An array in memory of the backend with a copy on the host.
@@ -122,7 +131,7 @@ class StoreDriver {
   struct Place {
     int slot = 0;
     RowMode mode = RowMode::single;
-    Story story;         ///< of row 0, and of a resync row
+    Story story{};       ///< of row 0, and of a resync row
     int position = 0;    ///< committed tokens
     Story guess{12345};  ///< of row 1 of a dual place
     bool waits = false;
