@@ -34,6 +34,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     detail::load_source_model(model, backend, options);
   } catch (const Error&) {
   }
-  if (backend.counting().live_bytes != 0) std::abort();
+  if (backend.counting().live_bytes() != 0) std::abort();
   return 0;
 }

@@ -95,7 +95,7 @@ TEST_CASE("every tensor of a synthetic model has its shape", "[synthetic_weights
     CHECK(weights->tensor(key.first, key.second).count() == static_cast<std::int64_t>(values.size()));
   }
   CHECK(weights->memory().device_bytes() == detail::weight_bytes(config, DataType::bf16));
-  CHECK(backend.counting().live_bytes == weights->memory().device_bytes());
+  CHECK(backend.counting().live_bytes() == weights->memory().device_bytes());
 }
 
 TEST_CASE("synthetic models of impossible shapes are refused", "[synthetic_weights]") {
@@ -109,7 +109,7 @@ TEST_CASE("synthetic models of impossible shapes are refused", "[synthetic_weigh
   config = tiny_config("llama");
   config.rope.frequency_factors = {1.0F};
   expect_error<InvalidArgument>([&] { make_synthetic_weights(config, 1, backend); }, {"frequency_factors", "half the head size"});
-  CHECK(backend.counting().live_bytes == 0);
+  CHECK(backend.counting().live_bytes() == 0);
 }
 
 TEST_CASE("synthetic weights report progress and stop when told", "[synthetic_weights]") {
@@ -126,7 +126,7 @@ TEST_CASE("synthetic weights report progress and stop when told", "[synthetic_we
   options.on_progress = [](const LoadProgress&) { throw std::logic_error("stop here"); };
   MemoryBackend other;
   expect_error<std::logic_error>([&] { make_synthetic_weights(tiny_config("llama"), 1, other, options); }, {"stop here"});
-  CHECK(other.counting().live_bytes == 0);
+  CHECK(other.counting().live_bytes() == 0);
 }
 
 }  // namespace dualdecoder::test
