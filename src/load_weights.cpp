@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -62,11 +63,10 @@ class TensorReader {
   }
 
   std::uint64_t bytes() const noexcept { return source_.bytes.size(); }
-  /// The file has been read up to this row; a row further on may have to be read again from the page cache.
-  void release(std::int64_t begin, std::int64_t end) const noexcept {
+  /// The part of the file that holds these rows, or as many others when rows move: all of them once every row has been asked for.
+  std::span<const std::byte> bytes_of(std::int64_t begin, std::int64_t end) const noexcept {
     const std::size_t row_bytes = columns_ / block_.elements * block_.bytes;
-    detail::release_pages(
-        source_.bytes.subspan(static_cast<std::size_t>(begin) * row_bytes, static_cast<std::size_t>(end - begin) * row_bytes));
+    return source_.bytes.subspan(static_cast<std::size_t>(begin) * row_bytes, static_cast<std::size_t>(end - begin) * row_bytes);
   }
 
  private:
@@ -113,7 +113,8 @@ std::uint64_t check_tensors(const SourceModel& model) {
 
 }  // namespace
 
-std::shared_ptr<const ModelWeights> detail::load_source_model(const SourceModel& model, Backend& backend, const LoadOptions& options) {
+std::shared_ptr<const ModelWeights> detail::load_source_model(const SourceModel& model, Backend& backend, const LoadOptions& options,
+                                                              void (*release)(std::span<const std::byte>) noexcept) {
   LoadProgress progress{0, check_tensors(model)};
   const auto report = [&](std::uint64_t done_bytes) {
     progress.done_bytes = done_bytes;
@@ -131,7 +132,8 @@ std::shared_ptr<const ModelWeights> detail::load_source_model(const SourceModel&
         target,
         [&](std::int64_t begin, std::int64_t end, std::byte* out) { entry.matrix ? reader.rows(begin, end, out) : reader.vector(out); },
         [&](std::int64_t rows) {
-          reader.release(std::exchange(released, rows), rows);
+          const std::int64_t first = std::exchange(released, rows);
+          if (release != nullptr) release(reader.bytes_of(first, rows));
           report(before + reader.bytes() / static_cast<std::uint64_t>(entry.rows) * static_cast<std::uint64_t>(rows));
         });
     before += reader.bytes();
@@ -143,7 +145,7 @@ std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& pa
   detail::check_load_options(options);
   const detail::ModelFiles files(path);
   try {
-    return detail::load_source_model(files.model, backend, options);
+    return detail::load_source_model(files.model, backend, options, detail::release_pages);
   } catch (const FormatError& error) {
     throw FormatError(path.string() + ": " + error.what());
   }
