@@ -19,7 +19,7 @@ namespace dualdecoder::detail {
 namespace {
 
 std::string read_golden() {
-  std::ifstream file(std::filesystem::path(DUALDECODER_TEST_DATA) / "dequantize_golden.bin", std::ios::binary);
+  std::ifstream file(std::filesystem::path(DUALDECODER_TEST_DATA_DIR) / "dequantize_golden.bin", std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 

@@ -538,4 +538,33 @@ TEST_CASE("load options out of range are refused", "[load_weights]") {
   expect_error<IoError>([&] { read_model_config("/nowhere/model.gguf"); }, {"/nowhere/model.gguf"});
 }
 
+TEST_CASE("a published model loads with the values of the gguf package", "[load_weights][real_model]") {
+  const std::filesystem::path path = std::filesystem::path(DUALDECODER_MODEL_DIR) / "SmolLM2-135M-Instruct.Q4_1.gguf";
+  if (!std::filesystem::exists(path)) DUALDECODER_SKIP("no SmolLM2-135M (scripts/get-model.sh smollm2)");
+  MemoryBackend backend;
+  LoadOptions options;
+  options.matrix_type = DataType::f32;
+  const auto weights = load_weights(path, backend, options);
+  CHECK(weights->config().layers == 30);
+  CHECK(weights->config().rope.theta == 100'000.0F);
+  CHECK(weights->config().tied_embeddings);
+  // Sums of bits(value i) * (2 i + 1) modulo 2^64 over what gguf 0.19.0 dequantises; rows of q and k as in the Hugging Face checkpoint,
+  // reshape(heads, 32, 2, 576).swapaxes(1, 2).
+  struct Expected {
+    TensorRole role;
+    Layer layer;
+    std::uint64_t sum;
+  };
+  for (const Expected& expected :
+       {Expected{TensorRole::embedding, 0, 0xee6fa1c00885e840U}, Expected{TensorRole::output_norm, 0, 0x144868d320000U},
+        Expected{TensorRole::down, 0, 0x7b2ad7026db98c00U}, Expected{TensorRole::value, 29, 0x65baa2a1cc15a000U},
+        Expected{TensorRole::query, 7, 0x8ea5055690fc1200U}, Expected{TensorRole::key, 15, 0x652d03e506ee8a00U}}) {
+    INFO(gguf_name(expected.role, expected.layer));
+    const ConstTensor tensor = weights->tensor(expected.role, expected.layer);
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(tensor.count()); ++i) sum += tensor.as<std::uint32_t>()[i] * (2 * i + 1);
+    CHECK(sum == expected.sum);
+  }
+}
+
 }  // namespace dualdecoder::test
