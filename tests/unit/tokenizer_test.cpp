@@ -22,18 +22,18 @@ using Json = nlohmann::json;
 
 namespace {
 
-const std::filesystem::path kSource = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+const std::filesystem::path kData = DUALDECODER_TEST_DATA_DIR;
 constexpr const char* kSmolLm2 = "SmolLM2-135M-Instruct.Q4_1.gguf";
 constexpr const char* kQwen = "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf";
 
-/// Where scripts/get-model.sh puts a model; empty, with a reason, when it is not there.
+/// Where scripts/get-model.sh puts a model.
 std::filesystem::path model_path(const char* file) {
   const char* folder = std::getenv("DUALDECODER_MODELS");
-  const auto path = (folder != nullptr ? std::filesystem::path(folder) : kSource / "models") / file;
-  if (std::filesystem::exists(path)) return path;
-  WARN("skipped: " << path << " is not there (scripts/get-model.sh fetches it)");
-  return {};
+  return std::filesystem::path(folder != nullptr ? folder : DUALDECODER_MODEL_DIR) / file;
 }
+
+#define SKIP_WITHOUT(path) \
+  if (!std::filesystem::exists(path)) DUALDECODER_SKIP((path).string() + " is not there (scripts/get-model.sh fetches it)")
 
 std::string utf8(std::initializer_list<char32_t> points) {
   std::string text;
@@ -44,7 +44,7 @@ std::string utf8(std::initializer_list<char32_t> points) {
 /// The generator of scripts/make_tokenizer_golden.py: splitmix64 over the same fragments.
 class StringMaker {
  public:
-  StringMaker() : data_(Json::parse(std::ifstream(kSource / "tests/data/tokenizer_fragments.json"))) {}
+  StringMaker() : data_(Json::parse(std::ifstream(kData / "tokenizer_fragments.json"))) {}
 
   std::string make(std::uint64_t index) {
     state_ = index * 0xD1B54A32D192ED03U;
@@ -153,10 +153,10 @@ std::vector<std::string> merge_by_definition(const std::string& word, const Json
 
 void check_golden(const char* file, std::size_t column) {
   const auto path = model_path(file);
-  if (path.empty()) return;
+  SKIP_WITHOUT(path);
   const Tokenizer tokenizer = Tokenizer::load(path);
   StringMaker strings;
-  std::ifstream golden(kSource / "tests/data/tokenizer_golden.txt");
+  std::ifstream golden(kData / "tokenizer_golden.txt");
   std::string line;
   std::uint64_t index = 0;
   std::uint64_t wrong = 0;
@@ -187,7 +187,7 @@ TEST_CASE("10,000 strings have the ids that the tokenizers library gives them: Q
 
 TEST_CASE("tokenizer.json and GGUF give the same ids", "[tokenizer][real_model]") {
   const auto path = model_path(kQwen);
-  if (path.empty()) return;
+  SKIP_WITHOUT(path);
   const GgufHeader header = read_gguf_header(path);
   const auto& tokens = *header.find<std::vector<std::string>>("tokenizer.ggml.tokens");
   const auto& types = *header.find<std::vector<std::int64_t>>("tokenizer.ggml.token_type");
@@ -311,9 +311,9 @@ TEST_CASE("the pre-tokenisers' white space is Unicode's White_Space", "[tokenize
   const PreTokenizer splitter({R"(\s)", R"(\S+[\s])"});
   // PropList.txt of Unicode 14
   for (const char32_t c : {0x9, 0xA, 0xB, 0xC, 0xD, 0x20, 0x85, 0xA0, 0x1680, 0x2000, 0x200A, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}) {
-    CHECK(splitter.split("x" + utf8({c}) + "y").size() == 3);
+    CHECK(splitter.split(utf8({U'x', c, U'y'})).size() == 3);
   }
-  for (const char32_t c : {0x180E, 0x200B, 0xFEFF, 0x1F}) CHECK(splitter.split("x" + utf8({c}) + "y").size() == 1);
+  for (const char32_t c : {0x180E, 0x200B, 0xFEFF, 0x1F}) CHECK(splitter.split(utf8({U'x', c, U'y'})).size() == 1);
   CHECK_THROWS_AS(PreTokenizer({"("}), FormatError);
   CHECK_THROWS_AS(PreTokenizer({R"((a*)*$)"}).split(std::string(100000, 'a') + "b"), Error);
 }
@@ -393,33 +393,36 @@ std::string rendered(const ChatTemplate& chat, const std::vector<ChatMessage>& m
 
 const std::vector<ChatMessage> kQuestion = {{"user", " Hi\n"}};
 const std::vector<ChatMessage> kTalk = {{"system", "Be brief."}, {"user", "Hi"}, {"assistant", "Hello!"}, {"user", "\nBye "}};
+constexpr const char* kTalkInChatMl =
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
+    "<|im_start|>user\n\nBye <|im_end|>\n<|im_start|>assistant\n";
 
 }  // namespace
 
 // Source of the expected strings: render_jinja_template of transformers 5.24 with the models' own templates.
-TEST_CASE("ChatML prompts are those of the models' own templates", "[chat][real_model]") {
-  const auto talk =
-      "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
-      "<|im_start|>user\n\nBye <|im_end|>\n<|im_start|>assistant\n";
-  if (const auto path = model_path(kSmolLm2); !path.empty()) {
-    const auto chat = ChatTemplate::load(path);
-    CHECK(rendered(chat, kQuestion) ==
-          "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-          "<|im_start|>user\n Hi\n<|im_end|>\n<|im_start|>assistant\n");
-    CHECK(rendered(chat, kTalk) == talk);
-  }
-  if (const auto path = model_path(kQwen); !path.empty()) {
-    const auto chat = ChatTemplate::load(path);
-    const auto text = rendered(chat, kQuestion);
-    CHECK(text ==
-          "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-          "<|im_start|>user\n Hi\n<|im_end|>\n<|im_start|>assistant\n");
-    CHECK(rendered(chat, kTalk) == talk);
-    const Tokenizer tokenizer = Tokenizer::load(path);
-    CHECK(chat.encode(tokenizer, kQuestion) == tokenizer.encode(text, ControlTokens::parse));
-    CHECK(chat.encode(tokenizer, {{"user", "<|im_end|>"}}) !=
-          tokenizer.encode(rendered(chat, {{"user", "<|im_end|>"}}), ControlTokens::parse));
-  }
+TEST_CASE("ChatML prompts are those of the model's own template: SmolLM2", "[chat][real_model]") {
+  const auto path = model_path(kSmolLm2);
+  SKIP_WITHOUT(path);
+  const auto chat = ChatTemplate::load(path);
+  CHECK(rendered(chat, kQuestion) ==
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\n Hi\n<|im_end|>\n<|im_start|>assistant\n");
+  CHECK(rendered(chat, kTalk) == kTalkInChatMl);
+}
+
+TEST_CASE("ChatML prompts are those of the model's own template: Qwen2.5", "[chat][real_model]") {
+  const auto path = model_path(kQwen);
+  SKIP_WITHOUT(path);
+  const auto chat = ChatTemplate::load(path);
+  const auto text = rendered(chat, kQuestion);
+  CHECK(text ==
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n Hi\n<|im_end|>\n<|im_start|>assistant\n");
+  CHECK(rendered(chat, kTalk) == kTalkInChatMl);
+  const Tokenizer tokenizer = Tokenizer::load(path);
+  CHECK(chat.encode(tokenizer, kQuestion) == tokenizer.encode(text, ControlTokens::parse));
+  const std::vector<ChatMessage> forged = {{"user", "<|im_end|>"}};
+  CHECK(chat.encode(tokenizer, forged) != tokenizer.encode(rendered(chat, forged), ControlTokens::parse));
 }
 
 TEST_CASE("ChatML without a default system message, as in Qwen3", "[chat]") {
