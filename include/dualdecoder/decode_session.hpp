@@ -110,9 +110,7 @@ class DecodeSession {
     return {.decode_rows = options.max_sequences * traits.rows_per_sequence, .prefill_rows = options.prefill_block};
   }
 
-  Tensor rows_tensor(float* data, int heads) const {
-    return {data, DataType::f32, {rows_, heads, config().head_dim}};
-  }
+  Tensor rows_tensor(float* data, int heads) const { return {data, DataType::f32, {rows_, heads, config().head_dim}}; }
   StepView view() const {
     return {.sequences = places_count_,
             .rows_per_sequence = traits_.rows_per_sequence,
@@ -130,9 +128,7 @@ class DecodeSession {
             .guess = work_.state.guess,
             .waits = work_.state.waits};
   }
-  SamplingView sampling_view() const {
-    return {.step = view(), .options = work_.sampling, .tokens = work_.tokens, .seen = work_.seen};
-  }
+  SamplingView sampling_view() const { return {.step = view(), .options = work_.sampling, .tokens = work_.tokens, .seen = work_.seen}; }
   int place_of(SequenceId id) const {
     for (int place = 0; place < places_count_; ++place) {
       if (places_[at(place)].used && places_[at(place)].id == id) return place;
@@ -196,4 +192,4 @@ inline MemoryPlan memory_plan(const Backend& backend, const ModelConfig& config,
 
 }  // namespace dualdecoder
 
-#include "dualdecoder/detail/decode_session.ipp"
+#include "dualdecoder/detail/decode_session_impl.hpp"  // IWYU pragma: keep

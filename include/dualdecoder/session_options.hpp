@@ -48,7 +48,7 @@ struct SessionOptions {
   double link_bytes_per_second = 0.0;       ///< throttle of the CPU backend's link; 0: as fast as memory
   std::chrono::nanoseconds link_latency{0};
   bool single_lane = false;
-  int prefill_block = 512;                  ///< prompt tokens of one dense call
+  int prefill_block = 512;  ///< prompt tokens of one dense call
 };
 
 /// Options of one sequence.
@@ -82,11 +82,11 @@ struct TokenEvent {
 
 /// Counters of a session since it was made.
 struct SessionStatistics {
-  std::uint64_t passes = 0;           ///< steps that ran the model
+  std::uint64_t passes = 0;  ///< steps that ran the model
   std::uint64_t generated_tokens = 0;
   std::uint64_t prompt_tokens = 0;
-  std::uint64_t resyncs = 0;          ///< passes of a sequence in resync mode, its first one included
-  std::uint64_t guesses = 0;          ///< guesses that could be checked
+  std::uint64_t resyncs = 0;  ///< passes of a sequence in resync mode, its first one included
+  std::uint64_t guesses = 0;  ///< guesses that could be checked
   std::uint64_t right_guesses = 0;
   std::chrono::nanoseconds prefill{0};
   std::chrono::nanoseconds decode{0};

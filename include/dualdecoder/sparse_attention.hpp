@@ -28,9 +28,9 @@ struct SparseAttentionParts {
   std::unique_ptr<KvStore> store;
   std::unique_ptr<RetrievalPredictor> predictor;
   std::unique_ptr<TransferScheduler> scheduler;
-  StepKernels* kernels = nullptr;          ///< outlives the object
-  MemoryResource* device_memory = nullptr; ///< for the lists; outlives the object
-  TraceSink* trace = nullptr;              ///< may be null; outlives the object
+  StepKernels* kernels = nullptr;           ///< outlives the object
+  MemoryResource* device_memory = nullptr;  ///< for the lists; outlives the object
+  TraceSink* trace = nullptr;               ///< may be null; outlives the object
 };
 
 /// The attention of an engine that keeps its own weights, products and sampler: prefill through append and seal, then per step begin_step,

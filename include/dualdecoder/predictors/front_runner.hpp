@@ -25,8 +25,8 @@ class FrontRunner final : public RetrievalPredictor {
     return {.name = "front-runner", .rows_per_sequence = 2, .row1_set = Row1Set::own_resident};
   }
   RowMode first_mode() const noexcept override { return options_.random_guess_below > 0 ? RowMode::single : RowMode::resync; }
-  void predict(Layer layer, const StepView& view, const Selection& by_row, const Selection&, Prediction& prediction,
-               StepKernels& kernels, StreamRef stream) override {
+  void predict(Layer layer, const StepView& view, const Selection& by_row, const Selection&, Prediction& prediction, StepKernels& kernels,
+               StreamRef stream) override {
     prediction.layer = layer;
     kernels.copy_row(view, by_row, 1, prediction.chunks, stream);
   }

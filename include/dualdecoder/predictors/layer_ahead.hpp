@@ -11,8 +11,8 @@ class LayerAhead final : public RetrievalPredictor {
  public:
   PredictorTraits traits() const noexcept override { return {.name = "layer-ahead", .rows_per_sequence = 1, .layer_ahead = true}; }
   RowMode first_mode() const noexcept override { return RowMode::single; }
-  void predict(Layer layer, const StepView& view, const Selection&, const Selection& ahead, Prediction& prediction,
-               StepKernels& kernels, StreamRef stream) override {
+  void predict(Layer layer, const StepView& view, const Selection&, const Selection& ahead, Prediction& prediction, StepKernels& kernels,
+               StreamRef stream) override {
     if (ahead.chunks == nullptr) {
       prediction.layer = layer;
       prediction.chunks = Selection{};

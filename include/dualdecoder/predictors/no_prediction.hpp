@@ -10,8 +10,7 @@ class NoPrediction final : public RetrievalPredictor {
  public:
   PredictorTraits traits() const noexcept override { return {.name = "none", .rows_per_sequence = 1}; }
   RowMode first_mode() const noexcept override { return RowMode::single; }
-  void predict(Layer layer, const StepView&, const Selection&, const Selection&, Prediction& prediction, StepKernels&,
-               StreamRef) override {
+  void predict(Layer layer, const StepView&, const Selection&, const Selection&, Prediction& prediction, StepKernels&, StreamRef) override {
     prediction.layer = layer;
     prediction.chunks = Selection{};
   }

@@ -10,8 +10,8 @@ class PreviousStep final : public RetrievalPredictor {
  public:
   PredictorTraits traits() const noexcept override { return {.name = "previous-step", .rows_per_sequence = 1}; }
   RowMode first_mode() const noexcept override { return RowMode::single; }
-  void predict(Layer layer, const StepView& view, const Selection& by_row, const Selection&, Prediction& prediction,
-               StepKernels& kernels, StreamRef stream) override {
+  void predict(Layer layer, const StepView& view, const Selection& by_row, const Selection&, Prediction& prediction, StepKernels& kernels,
+               StreamRef stream) override {
     prediction.layer = layer;
     kernels.copy_row(view, by_row, 0, prediction.chunks, stream);
   }

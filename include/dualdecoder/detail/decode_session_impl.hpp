@@ -1,6 +1,8 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "dualdecoder/decode_session.hpp"
+
 namespace dualdecoder {
 
 inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::shared_ptr<const ModelWeights> weights,
@@ -17,13 +19,13 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
   dense_ = backend_->make_dense(weights_, dense_limits(options, traits_));
   auto store = backend_->make_store(store_options);
   const KvStore::Capacities capacities = store->capacities();
-  auto scheduler = backend_->make_scheduler(
-      {.layers = config.layers,
-       .max_items_per_submit = std::max({capacities.urgent, capacities.prefetch, capacities.write_back}),
-       .bytes_per_second = options.link_bytes_per_second,
-       .latency = options.link_latency,
-       .single_lane = options.single_lane,
-       .trace = backend_->trace()});
+  auto scheduler =
+      backend_->make_scheduler({.layers = config.layers,
+                                .max_items_per_submit = std::max({capacities.urgent, capacities.prefetch, capacities.write_back}),
+                                .bytes_per_second = options.link_bytes_per_second,
+                                .latency = options.link_latency,
+                                .single_lane = options.single_lane,
+                                .trace = backend_->trace()});
   attention_ = std::make_unique<SparseAttention>(
       SparseAttentionParts{.store = std::move(store),
                            .predictor = std::move(predictor),
@@ -103,8 +105,8 @@ inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const Model
 inline void DecodeSession::check_prompt(std::span<const Token> prompt, const AddOptions& options) const {
   if (prompt.empty()) throw InvalidArgument("prompt: must hold at least one token");
   if (prompt.size() > at(options_.max_context)) {
-    throw InvalidArgument("prompt = " + std::to_string(prompt.size()) + " tokens: must be at most max_context = " +
-                          std::to_string(options_.max_context));
+    throw InvalidArgument("prompt = " + std::to_string(prompt.size()) +
+                          " tokens: must be at most max_context = " + std::to_string(options_.max_context));
   }
   const auto check_token = [&](Token token, const char* what) {
     if (token < 0 || token >= config().vocabulary) {
@@ -221,8 +223,8 @@ inline void DecodeSession::prefill(int place, std::span<const Token> prompt) {
       const Tensor block_v = heads_of(values, first, rows, model.kv_heads);
       dense_->before_attention(layer, block_hidden, positions + first, block_q, block_k, block_v, stream());
       const Tensor block_out = heads_of(out, 0, rows, model.heads);
-      dense_->prefill_attention(block_q, heads_of(keys, 0, first + rows, model.kv_heads),
-                                heads_of(values, 0, first + rows, model.kv_heads), first, block_out, stream());
+      dense_->prefill_attention(block_q, heads_of(keys, 0, first + rows, model.kv_heads), heads_of(values, 0, first + rows, model.kv_heads),
+                                first, block_out, stream());
       dense_->after_attention(layer, block_out, block_hidden, stream());
       const int begin_kept = std::max(first, count - KvStore::kCalibrationQueries);
       ConstTensor last_queries;
@@ -393,7 +395,8 @@ inline const StepResult& DecodeSession::step() {
   std::vector<std::uint8_t> committed(at(places_count_));
   for (int place = 0; place < places_count_; ++place) committed[at(place)] = row_is_live(now.mode[at(place)], 0) ? 1 : 0;
   const Token* sampled = mirror_.sampled;
-  const std::size_t state_bytes = at(static_cast<int>(reinterpret_cast<std::byte*>(mirror_.sampled) - reinterpret_cast<std::byte*>(mirror_.position)));
+  const std::size_t state_bytes =
+      at(static_cast<int>(reinterpret_cast<std::byte*>(mirror_.sampled) - reinterpret_cast<std::byte*>(mirror_.position)));
   backend_->copy(mirror_.position, work_.state.position, state_bytes, stream());
   const int passes = places_count_;
   for (int place = 0; place < passes; ++place) {

@@ -1,0 +1,538 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "src/chunk_store.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "dualdecoder/error.hpp"
+
+namespace dualdecoder::cpu {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+AttentionRunner::Limits runner_limits(const StoreOptions& options, const ChunkGeometry& geometry, const StoreResources& resources) {
+  const int exact_chunks = geometry.sink_chunks + geometry.selected_chunks + geometry.window_chunks;
+  return {.jobs = options.max_sequences * options.rows_per_sequence * options.kv_heads,
+          .group = geometry.group,
+          .tokens = exact_chunks * geometry.chunk,
+          .chunks = options.selection.tail_estimate ? geometry.max_chunks : 0,
+          .threads = resources.thread_count};
+}
+
+}  // namespace
+
+ChunkStore::ChunkStore(const StoreOptions& options, const StoreResources& resources)
+    : options_(options),
+      resources_(resources),
+      geometry_(options),
+      kernels_(attention_kernels(resources.isa)),
+      runner_(runner_limits(options, geometry_, resources), geometry_.layout(), *resources.threads, resources.isa),
+      sequences_(index(options.max_sequences)),
+      segment_capacity_(geometry_.sink_chunks + geometry_.selected_chunks + geometry_.window_chunks) {
+  for (Sequence& sequence : sequences_) {
+    sequence.appended.resize(index(options.layers));
+    sequence.kept_queries.resize(index(options.layers));
+  }
+  jobs_.reserve(index(options.max_sequences * options.rows_per_sequence * options.kv_heads));
+}
+
+void ChunkStore::carve(Carver& carver) {
+  const std::size_t heads = head_count();
+  const std::size_t chunks = index(geometry_.max_chunks);
+  const std::size_t dim = index(geometry_.dim);
+  const std::size_t rows = index(options_.max_sequences * options_.rows_per_sequence);
+  const std::size_t kv_heads = index(options_.kv_heads);
+  const std::size_t threads = index(resources_.thread_count);
+  const std::size_t group = index(geometry_.group);
+  sinks_ = carver.take<std::byte>(heads * index(geometry_.sink_chunks) * geometry_.chunk_bytes);
+  window_ = carver.take<std::byte>(heads * index(geometry_.window_chunks) * geometry_.chunk_bytes);
+  key_means_ = carver.take<std::int8_t>(heads * chunks * dim);
+  key_scales_ = carver.take<float>(heads * chunks);
+  value_means_ = carver.take<std::uint8_t>(heads * chunks * (dim / 2));
+  value_scales_ = carver.take<float>(heads * chunks);
+  bias_ = carver.take<float>(index(options_.max_sequences) * index(options_.layers) * index(options_.heads));
+  predicted_ = carver.take<int>(heads * index(geometry_.selected_chunks));
+  predicted_count_ = carver.take<int>(heads);
+  predicted_limit_ = carver.take<int>(heads);
+  scores_ = carver.take<float>(2 * rows * kv_heads * group * chunks);
+  queries_ = carver.take<float>(rows * index(options_.heads) * dim);
+  shifts_ = carver.take<float>(rows * index(options_.heads));
+  segments_ = carver.take<Segment>(rows * kv_heads * index(segment_capacity_));
+  exact_ = carver.take<int>(rows * kv_heads * index(geometry_.selected_chunks));
+  worker_rank_ = carver.take<float>(threads * 2 * chunks);
+  worker_row_ = carver.take<float>(threads * dim * group);
+  worker_scores_ = carver.take<float>(threads * index(kQueryBlock) * group * chunks);
+  runner_.carve(carver);
+}
+
+void ChunkStore::initialise() {
+  std::fill_n(predicted_count_, head_count(), -1);
+  std::fill_n(bias_, index(options_.max_sequences) * index(options_.layers) * index(options_.heads), 0.0F);
+}
+
+std::byte* ChunkStore::host_chunk(const Head& head, int chunk) const noexcept {
+  const Sequence& sequence = sequences_[index(head.slot)];
+  const std::size_t chunks = index((sequence.capacity + geometry_.chunk - 1) / geometry_.chunk);
+  const std::size_t list = index(head.layer) * index(options_.kv_heads) + index(head.kv_head);
+  return sequence.host.data() + (list * chunks + index(chunk)) * geometry_.chunk_bytes;
+}
+
+std::byte* ChunkStore::near_chunk(const Head& head, int chunk) const noexcept {
+  const std::size_t list = head_index(head);
+  if (chunk < geometry_.sink_chunks) {
+    return sinks_ + (list * index(geometry_.sink_chunks) + index(chunk)) * geometry_.chunk_bytes;
+  }
+  return window_ + (list * index(geometry_.window_chunks) + index(chunk % geometry_.window_chunks)) * geometry_.chunk_bytes;
+}
+
+ChunkStore::Range ChunkStore::range_of(int, int length) const noexcept {
+  const int end = geometry_.window_begin(length, options_.selection.local_tokens);
+  return {geometry_.sink_chunks, end - geometry_.sink_chunks};
+}
+
+Summary ChunkStore::summary_of(const Head& head, int chunk) const noexcept {
+  const std::size_t at = head_index(head) * index(geometry_.max_chunks) + index(chunk);
+  const std::size_t dim = index(geometry_.dim);
+  return {key_means_ + at * dim, key_scales_ + at, value_means_ + at * (dim / 2), value_scales_ + at};
+}
+
+void ChunkStore::summarise_chunk(const Head& head, int chunk, const void* data, int worker) {
+  if (chunk >= geometry_.max_chunks) return;
+  summarise(data, geometry_.layout(), worker_row_ + index(worker) * index(geometry_.dim) * index(geometry_.group), summary_of(head, chunk));
+}
+
+float* ChunkStore::scores_of(Layer layer, int row, int kv_head) const noexcept {
+  const std::size_t rows = index(options_.max_sequences * options_.rows_per_sequence);
+  const std::size_t list = (index(layer & 1) * rows + index(row)) * index(options_.kv_heads) + index(kv_head);
+  return scores_ + list * index(geometry_.group) * index(geometry_.max_chunks);
+}
+
+void ChunkStore::check_slot(int slot, const char* what) const {
+  detail::require(slot >= 0 && slot < options_.max_sequences, "slot", slot, "in 0 .. max_sequences-1");
+  if (!sequences_[index(slot)].open) throw InvalidArgument(std::string(what) + ": slot = " + std::to_string(slot) + ": must be open");
+}
+
+ChunkStore::Sequence& ChunkStore::sealed_sequence(const StepView& view, int place) {
+  const int slot = view.slot_of[place];
+  check_slot(slot, "step");
+  Sequence& sequence = sequences_[index(slot)];
+  if (!sequence.sealed) throw InvalidArgument("step: slot = " + std::to_string(slot) + ": must be sealed");
+  if (view.position[place] != sequence.length) {
+    throw InvalidArgument("position = " + std::to_string(view.position[place]) + " of slot " + std::to_string(slot) +
+                          ": must be its committed length " + std::to_string(sequence.length));
+  }
+  return sequence;
+}
+
+std::size_t ChunkStore::sequence_bytes(const StoreOptions& options, int tokens) {
+  const ChunkGeometry geometry(options);
+  const std::size_t chunks = index((tokens + geometry.chunk - 1) / geometry.chunk);
+  return index(options.layers) * index(options.kv_heads) * chunks * geometry.chunk_bytes;
+}
+
+std::size_t ChunkStore::calibration_bytes(const StoreOptions& options) {
+  return index(options.layers) * index(kCalibrationQueries) * index(options.heads) * index(options.head_dim) * sizeof(float);
+}
+
+void ChunkStore::open(int slot, int capacity_tokens, StreamRef stream) {
+  detail::require(slot >= 0 && slot < options_.max_sequences, "slot", slot, "in 0 .. max_sequences-1");
+  detail::require(capacity_tokens >= 1 && capacity_tokens <= options_.max_context, "capacity_tokens", capacity_tokens,
+                  "in 1 .. max_context");
+  Sequence& sequence = sequences_[index(slot)];
+  if (sequence.open) throw InvalidArgument("open: slot = " + std::to_string(slot) + ": must be closed");
+  Buffer host(*resources_.host, sequence_bytes(options_, capacity_tokens), stream);
+  Buffer calibration(*resources_.device, calibration_bytes(options_), stream);
+  sequence.host = std::move(host);
+  sequence.calibration = std::move(calibration);
+  sequence.capacity = capacity_tokens;
+  sequence.length = 0;
+  sequence.open = true;
+  sequence.sealed = false;
+  std::fill(sequence.appended.begin(), sequence.appended.end(), 0);
+  std::fill(sequence.kept_queries.begin(), sequence.kept_queries.end(), 0);
+  forget_predictions(slot);
+  forget(slot, 0);
+}
+
+void ChunkStore::close(int slot, StreamRef) noexcept {
+  if (slot < 0 || slot >= options_.max_sequences) return;
+  Sequence& sequence = sequences_[index(slot)];
+  sequence.open = false;
+  sequence.sealed = false;
+  sequence.host = Buffer();
+  sequence.calibration = Buffer();
+}
+
+void ChunkStore::keep_queries(Sequence& sequence, Layer layer, const ConstTensor& queries) {
+  const std::size_t row = index(options_.heads) * index(geometry_.dim);
+  auto* ring = reinterpret_cast<float*>(sequence.calibration.data()) + index(layer) * index(kCalibrationQueries) * row;
+  for (std::int64_t r = 0; r < queries.dim(0); ++r) {
+    int& kept = sequence.kept_queries[index(layer)];
+    read_elements(queries, static_cast<std::size_t>(r) * row, row, ring + index(kept % kCalibrationQueries) * row);
+    ++kept;
+  }
+}
+
+void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor last_queries, StreamRef) {
+  check_slot(slot, "append");
+  detail::require(layer >= 0 && layer < options_.layers, "layer", layer, "in 0 .. layers-1");
+  Sequence& sequence = sequences_[index(slot)];
+  if (sequence.sealed) throw InvalidArgument("append: slot = " + std::to_string(slot) + ": must not be sealed yet");
+  const int tokens = static_cast<int>(block.keys.dim(0));
+  int& appended = sequence.appended[index(layer)];
+  if (tokens > sequence.capacity - appended) {
+    throw InvalidArgument("append: " + std::to_string(appended) + " + " + std::to_string(tokens) +
+                          " tokens: must be at most the capacity of " + std::to_string(sequence.capacity));
+  }
+  const int first = appended;
+  const int end = first + tokens;
+  const int chunk = geometry_.chunk;
+  const int chunk_begin = first / chunk;
+  const int chunk_end = (end + chunk - 1) / chunk;
+  const std::size_t dim = index(geometry_.dim);
+  const bool bf16 = options_.kv_type == DataType::bf16;
+  const int near_begin = std::max(0, (end - 1) / chunk - geometry_.window_chunks + 1);
+  resources_.threads->parallel_for(options_.kv_heads, [&](int kv_head, int worker) {
+    const Head head{slot, layer, kv_head};
+    float* row = worker_row_ + index(worker) * dim * index(geometry_.group);
+    for (int j = chunk_begin; j < chunk_end; ++j) {
+      std::byte* data = host_chunk(head, j);
+      for (int position = std::max(first, j * chunk); position < std::min(end, (j + 1) * chunk); ++position) {
+        const std::size_t source = (index(position - first) * index(options_.kv_heads) + index(kv_head)) * dim;
+        const std::size_t target = index(position - j * chunk) * dim;
+        read_elements(block.keys, source, dim, row);
+        write_elements(row, dim, data, target, bf16);
+        read_elements(block.values, source, dim, row);
+        write_elements(row, dim, data, index(chunk) * dim + target, bf16);
+      }
+      if ((j + 1) * chunk <= end) summarise_chunk(head, j, data, worker);
+      if (j < geometry_.sink_chunks || j >= near_begin) std::memcpy(near_chunk(head, j), data, geometry_.chunk_bytes);
+    }
+  });
+  if (last_queries) keep_queries(sequence, layer, last_queries);
+  appended = end;
+}
+
+int ChunkStore::choose(const float* scores, int count, int capacity, float* rank, float* sorted, int* chunks, float* shares) const {
+  if (count <= 0) return 0;
+  kernels_.rank(scores, index(geometry_.max_chunks), geometry_.group, index(count), rank);
+  const int wanted = std::min(capacity, count);
+  float threshold = kLowest;
+  int ties = wanted;  // how many chunks at the threshold still fit
+  if (wanted < count) {
+    std::copy_n(rank, count, sorted);
+    std::nth_element(sorted, sorted + wanted - 1, sorted + count, std::greater<>());
+    threshold = sorted[wanted - 1];
+    ties = wanted - static_cast<int>(std::count_if(sorted, sorted + wanted, [&](float r) { return r > threshold; }));
+  }
+  int chosen = 0;
+  for (int c = 0; c < count && chosen < wanted; ++c) {
+    if (rank[c] < threshold) continue;
+    if (rank[c] == threshold && wanted < count && ties-- <= 0) continue;
+    chunks[chosen] = geometry_.sink_chunks + c;
+    shares[chosen] = std::exp(rank[c]);
+    ++chosen;
+  }
+  return chosen;
+}
+
+void ChunkStore::select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef) {
+  const int kv_heads = options_.kv_heads;
+  const std::size_t dim = index(geometry_.dim);
+  const std::size_t width = index(geometry_.group) * dim;
+  const float scale = 1.0F / std::sqrt(static_cast<float>(geometry_.dim));
+  for (int place = 0; place < view.sequences; ++place) {
+    if (view.mode[place] != RowMode::idle) sealed_sequence(view, place);
+  }
+  resources_.threads->parallel_for(view.rows() * kv_heads, [&](int job, int worker) {
+    const int row = job / kv_heads;
+    const int kv_head = job % kv_heads;
+    const int place = row / view.rows_per_sequence;
+    by_row.count_of(row, kv_head) = 0;
+    if (!row_is_live(view.mode[place], row % view.rows_per_sequence)) return;
+    const Head head{view.slot_of[place], layer, kv_head};
+    const Range range = range_of(head.slot, view.position[place]);
+    if (range.count <= 0) return;
+    float* scaled = worker_row_ + index(worker) * width;
+    read_elements(queries, (index(row) * index(kv_heads) + index(kv_head)) * width, width, scaled);
+    for (std::size_t d = 0; d < width; ++d) scaled[d] *= scale;
+    const std::size_t at = head_index(head) * index(geometry_.max_chunks) + index(range.first);
+    float* scores = scores_of(layer, row, kv_head);
+    kernels_.summary_scores(scaled, geometry_.group, key_means_ + at * dim, key_scales_ + at, index(range.count), dim, scores,
+                            index(geometry_.max_chunks));
+    float* rank = worker_rank_ + index(worker) * 2 * index(geometry_.max_chunks);
+    by_row.count_of(row, kv_head) = choose(scores, range.count, std::min(by_row.capacity, geometry_.selected_chunks), rank,
+                                           rank + geometry_.max_chunks, by_row.chunks_of(row, kv_head), by_row.scores_of(row, kv_head));
+  });
+}
+
+void ChunkStore::write_row(const Head& head, int position, const RowBlock& rows, int row) {
+  const std::size_t dim = index(geometry_.dim);
+  const bool bf16 = options_.kv_type == DataType::bf16;
+  const std::size_t source = (index(row) * index(options_.kv_heads) + index(head.kv_head)) * dim;
+  const std::size_t target = index(position % geometry_.chunk) * dim;
+  std::byte* data = near_chunk(head, position / geometry_.chunk);
+  float values[512];
+  read_elements(rows.keys, source, dim, values);
+  write_elements(values, dim, data, target, bf16);
+  read_elements(rows.values, source, dim, values);
+  write_elements(values, dim, data, index(geometry_.chunk) * dim + target, bf16);
+}
+
+int ChunkStore::gather_segments(const Head& head, int length, int end, std::span<const int> chosen, Segment* segments, int* exact,
+                                int* exact_count) const {
+  const int chunk = geometry_.chunk;
+  int count = 0;
+  const auto add_near = [&](int j) { segments[count++] = {near_chunk(head, j), std::min(chunk, end - j * chunk)}; };
+  const Range range = range_of(head.slot, length);
+  for (int j = 0; j < geometry_.sink_chunks && j * chunk < end; ++j) add_near(j);
+  *exact_count = 0;
+  for (int j : chosen) {
+    const std::byte* data = resident(head, j);
+    if (data == nullptr) continue;
+    segments[count++] = {data, chunk};
+    exact[(*exact_count)++] = j - range.first;
+  }
+  for (int j = range.first + range.count; j * chunk < end; ++j) add_near(j);
+  return count;
+}
+
+void ChunkStore::attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef) {
+  const int kv_heads = options_.kv_heads;
+  const int per_sequence = view.rows_per_sequence;
+  const int group = geometry_.group;
+  const std::size_t dim = index(geometry_.dim);
+  const std::size_t width = index(group) * dim;
+  const float scale = 1.0F / std::sqrt(static_cast<float>(geometry_.dim));
+  auto* result = out.as<float>();
+  jobs_.clear();
+  for (int row = 0; row < view.rows(); ++row) {
+    const int place = row / per_sequence;
+    const RowMode mode = view.mode[place];
+    if (!row_is_live(mode, row % per_sequence)) {
+      std::fill_n(result + index(row) * index(kv_heads) * width, index(kv_heads) * width, 0.0F);
+      continue;
+    }
+    sealed_sequence(view, place);
+    const int slot = view.slot_of[place];
+    const int length = view.position[place];
+    const int position = row_position(mode, row % per_sequence, length);
+    const bool follows_row0 = mode == RowMode::dual && row % per_sequence == 1 && options_.row1_set == Row1Set::row0;
+    const int chooser = follows_row0 ? row - 1 : row;
+    const float* bias = bias_of(slot, layer);
+    for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+      const Head head{slot, layer, kv_head};
+      write_row(head, position, rows, row);
+      const std::size_t list = index(row) * index(kv_heads) + index(kv_head);
+      float* scaled = queries_ + list * width;
+      read_elements(rows.queries, list * width, width, scaled);
+      for (std::size_t d = 0; d < width; ++d) scaled[d] *= scale;
+      AttentionJob job;
+      job.queries = scaled;
+      job.segments = segments_ + list * index(segment_capacity_);
+      int* exact = exact_ + list * index(geometry_.selected_chunks);
+      const std::span<const int> chosen(by_row.chunks_of(chooser, kv_head), index(by_row.count_of(chooser, kv_head)));
+      job.segment_count = gather_segments(head, length, position + 1, chosen, job.segments, exact, &job.exact_count);
+      job.exact = exact;
+      job.out = result + list * width;
+      const Range range = range_of(slot, length);
+      if (options_.selection.tail_estimate && range.count > job.exact_count) {
+        float* shifts = shifts_ + list * index(group);
+        for (int g = 0; g < group; ++g) {
+          shifts[g] = std::log(static_cast<float>(geometry_.chunk)) + options_.selection.bias_scale * bias[kv_head * group + g];
+        }
+        const std::size_t at = head_index(head) * index(geometry_.max_chunks) + index(range.first);
+        job.tail = {.scores = scores_of(layer, row, kv_head),
+                    .stride = index(geometry_.max_chunks),
+                    .value_means = value_means_ + at * (dim / 2),
+                    .value_scales = value_scales_ + at,
+                    .chunks = range.count,
+                    .shifts = shifts};
+      }
+      jobs_.push_back(job);
+    }
+  }
+  runner_.run(jobs_.data(), static_cast<int>(jobs_.size()));
+}
+
+void ChunkStore::commit(const StepView& view, const TransferList& write_back, StreamRef) {
+  *write_back.count = 0;
+  for (int place = 0; place < view.sequences; ++place) {
+    if (!row_is_live(view.mode[place], 0)) continue;
+    Sequence& sequence = sealed_sequence(view, place);
+    const int slot = view.slot_of[place];
+    if (sequence.length >= sequence.capacity) {
+      throw InvalidArgument("commit: slot " + std::to_string(slot) + " is at its capacity of " + std::to_string(sequence.capacity) +
+                            " tokens");
+    }
+  }
+  for (int place = 0; place < view.sequences; ++place) {
+    if (!row_is_live(view.mode[place], 0)) continue;
+    const int slot = view.slot_of[place];
+    Sequence& sequence = sequences_[index(slot)];
+    const Range before = range_of(slot, sequence.length);
+    const int length = ++sequence.length;
+    const Range after = range_of(slot, length);
+    for (int list = 0; list < options_.layers * options_.kv_heads; ++list) {
+      const Head head{slot, list / options_.kv_heads, list % options_.kv_heads};
+      if (length % geometry_.chunk == 0) {
+        const int chunk = length / geometry_.chunk - 1;
+        const std::byte* data = near_chunk(head, chunk);
+        summarise_chunk(head, chunk, data, 0);
+        write_back.items[(*write_back.count)++] = {data, host_chunk(head, chunk), static_cast<std::uint32_t>(geometry_.chunk_bytes), 0.0F};
+        statistics_.write_back_bytes += geometry_.chunk_bytes;
+      }
+      for (int chunk = before.first + before.count; chunk < after.first + after.count; ++chunk) {
+        leave_window(head, chunk, near_chunk(head, chunk));
+      }
+    }
+  }
+  end_pass();
+}
+
+void ChunkStore::truncate(int slot, int tokens, StreamRef) {
+  check_slot(slot, "truncate");
+  Sequence& sequence = sequences_[index(slot)];
+  if (!sequence.sealed) throw InvalidArgument("truncate: slot = " + std::to_string(slot) + ": must be sealed");
+  if (tokens < 1 || tokens > sequence.length) {
+    throw InvalidArgument("truncate: tokens = " + std::to_string(tokens) + ": must be in 1 .. " + std::to_string(sequence.length));
+  }
+  const int chunk = geometry_.chunk;
+  const int whole_before = sequence.length / chunk;  // chunks that the host holds
+  const int window_before = range_of(slot, sequence.length).first + range_of(slot, sequence.length).count;
+  sequence.length = tokens;
+  const Range range = range_of(slot, tokens);
+  for (int list = 0; list < options_.layers * options_.kv_heads; ++list) {
+    const Head head{slot, list / options_.kv_heads, list % options_.kv_heads};
+    for (int j = range.first + range.count; j * chunk < tokens; ++j) {
+      // what the window had overwritten comes back from the host
+      if (j < window_before && j < whole_before) std::memcpy(near_chunk(head, j), host_chunk(head, j), geometry_.chunk_bytes);
+    }
+  }
+  forget(slot, range.first + range.count);
+  forget_predictions(slot);
+}
+
+void ChunkStore::forget_predictions(int slot) {
+  const std::size_t per_sequence = index(options_.layers) * index(options_.kv_heads);
+  std::fill_n(predicted_count_ + index(slot) * per_sequence, per_sequence, -1);
+}
+
+void ChunkStore::remember_prediction(const Head& head, std::span<const int> predicted) {
+  const std::size_t at = head_index(head);
+  const Range range = range_of(head.slot, sequences_[index(head.slot)].length);
+  predicted_count_[at] = static_cast<int>(std::min(predicted.size(), index(geometry_.selected_chunks)));
+  predicted_limit_[at] = range.first + range.count;
+  std::copy_n(predicted.begin(), predicted_count_[at], predicted_ + at * index(geometry_.selected_chunks));
+}
+
+void ChunkStore::count_predicted(const Head& head, std::span<const int> needed) {
+  statistics_.needed += needed.size();
+  const std::size_t at = head_index(head);
+  if (predicted_count_[at] < 0) return;
+  const int* predicted = predicted_ + at * index(geometry_.selected_chunks);
+  const int* const end = predicted + predicted_count_[at];
+  for (int chunk : needed) {
+    if (chunk >= predicted_limit_[at]) break;  // left the window since; nobody had to predict it
+    ++statistics_.predictable;
+    predicted = std::lower_bound(predicted, end, chunk);
+    if (predicted != end && *predicted == chunk) ++statistics_.predicted_hit;
+  }
+}
+
+void ChunkStore::seal(int slot, StreamRef) {
+  check_slot(slot, "seal");
+  Sequence& sequence = sequences_[index(slot)];
+  if (sequence.sealed) throw InvalidArgument("seal: slot = " + std::to_string(slot) + ": must not be sealed yet");
+  const int length = sequence.appended.front();
+  for (Layer layer = 0; layer < options_.layers; ++layer) {
+    if (sequence.appended[index(layer)] != length || length == 0) {
+      throw InvalidArgument("seal: layer " + std::to_string(layer) + " holds " + std::to_string(sequence.appended[index(layer)]) +
+                            " tokens: must be as many as layer 0, at least 1");
+    }
+  }
+  sequence.length = length;
+  resources_.threads->parallel_for(options_.layers * options_.kv_heads, [&](int list, int worker) {
+    calibrate(slot, list / options_.kv_heads, list % options_.kv_heads, worker);
+  });
+  sequence.calibration = Buffer();
+  sequence.sealed = true;
+}
+
+/// DESIGN 2.3: per query head the mean over the last prompt queries of log(true unselected mass / estimated), each kept in -3 .. 6 as the
+/// measurements behind LOCALITY did. The last query also names the chunks that the store starts with.
+void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
+  const Sequence& sequence = sequences_[index(slot)];
+  const Head head{slot, layer, kv_head};
+  const Range range = range_of(slot, sequence.length);
+  const int group = geometry_.group;
+  float* bias = bias_of(slot, layer) + kv_head * group;
+  std::fill_n(bias, group, 0.0F);
+  const int kept = std::min(sequence.kept_queries[index(layer)], kCalibrationQueries);
+  if (range.count <= 0 || kept == 0) return;
+  const std::size_t dim = index(geometry_.dim);
+  const std::size_t stride = index(geometry_.max_chunks);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(geometry_.dim));
+  float* rank = worker_rank_ + index(worker) * 2 * stride;
+  float* scores = worker_scores_ + index(worker) * index(kQueryBlock) * index(group) * stride;
+  std::vector<float> query(index(group) * dim);
+  std::vector<int> chosen(index(geometry_.selected_chunks));
+  std::vector<float> shares(index(geometry_.selected_chunks));
+  std::vector<char> is_chosen(index(range.count));
+  std::vector<float> token_scores(index(group) * index(geometry_.chunk));
+  std::vector<double> sums(index(group), 0.0);
+  std::vector<double> exact_mass(index(group));
+  std::vector<double> estimated_mass(index(group));
+  int used = 0;
+  const std::size_t at = head_index(head) * stride + index(range.first);
+  const auto* queries =
+      reinterpret_cast<const float*>(sequence.calibration.data()) + index(layer) * index(kCalibrationQueries) * index(options_.heads) * dim;
+  for (int age = kept; age-- > 0;) {  // oldest first; the newest names the warm set
+    const int number = sequence.kept_queries[index(layer)] - 1 - age;
+    const int position = sequence.length - 1 - age;
+    const bool newest = age == 0;
+    const bool sees_all = position >= (range.first + range.count) * geometry_.chunk - 1;
+    if (!newest && (!sees_all || !options_.selection.tail_estimate || !options_.selection.calibrate_tail)) continue;
+    const float* from = queries + index(number % kCalibrationQueries) * index(options_.heads) * dim + index(kv_head * group) * dim;
+    for (std::size_t d = 0; d < query.size(); ++d) query[d] = from[d] * scale;
+    kernels_.summary_scores(query.data(), group, key_means_ + at * dim, key_scales_ + at, index(range.count), dim, scores, stride);
+    const int count = choose(scores, range.count, geometry_.selected_chunks, rank, rank + stride, chosen.data(), shares.data());
+    if (newest) warm(head, {chosen.data(), index(count)});
+    if (count == range.count || !sees_all || !options_.selection.tail_estimate || !options_.selection.calibrate_tail) continue;
+    std::fill(is_chosen.begin(), is_chosen.end(), char{0});
+    for (int c = 0; c < count; ++c) is_chosen[index(chosen[index(c)] - range.first)] = 1;
+    std::fill(exact_mass.begin(), exact_mass.end(), 0.0);
+    std::fill(estimated_mass.begin(), estimated_mass.end(), 0.0);
+    // masses are relative to exp of the largest estimate, which keeps both in range
+    for (int g = 0; g < group; ++g) {
+      const float* row = scores + index(g) * stride;
+      rank[g] = kLowest;
+      for (int c = 0; c < range.count; ++c) {
+        if (is_chosen[index(c)] == 0) rank[g] = std::max(rank[g], row[c]);
+      }
+    }
+    for (int c = 0; c < range.count; ++c) {
+      if (is_chosen[index(c)] != 0) continue;
+      const Segment segment{host_chunk(head, range.first + c), geometry_.chunk};
+      kernels_.key_scores(query.data(), group, &segment, 1, geometry_.layout(), token_scores.data(), index(geometry_.chunk));
+      for (int g = 0; g < group; ++g) {
+        for (int t = 0; t < geometry_.chunk; ++t) {
+          exact_mass[index(g)] += std::exp(token_scores[index(g * geometry_.chunk + t)] - rank[g]);
+        }
+        estimated_mass[index(g)] += static_cast<float>(geometry_.chunk) * std::exp(scores[index(g) * stride + index(c)] - rank[g]);
+      }
+    }
+    for (int g = 0; g < group; ++g) {
+      sums[index(g)] += std::clamp(std::log(exact_mass[index(g)] / estimated_mass[index(g)]), -3.0, 6.0);
+    }
+    ++used;
+  }
+  if (used == 0) return;
+  for (int g = 0; g < group; ++g) bias[g] = static_cast<float>(sums[index(g)] / used);
+}
+
+}  // namespace dualdecoder::cpu

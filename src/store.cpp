@@ -1,0 +1,44 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "src/store.hpp"
+
+#include <cstddef>
+
+#include "dualdecoder/error.hpp"
+#include "src/chunk_geometry.hpp"
+#include "src/full_store.hpp"
+#include "src/ping_pong_store.hpp"
+#include "src/resident_store.hpp"
+
+namespace dualdecoder::cpu {
+
+std::unique_ptr<KvStore> make_cpu_store(const StoreOptions& options, const StoreResources& resources) {
+  validate(options);
+  switch (options.kind) {
+    case StoreKind::resident: return std::make_unique<ResidentStore>(options, resources);
+    case StoreKind::ping_pong: return std::make_unique<PingPongStore>(options, resources);
+    case StoreKind::full: return std::make_unique<FullStore>(options, resources);
+  }
+  throw InvalidArgument("store kind: unknown");
+}
+
+MemoryPlan cpu_store_plan(const StoreOptions& options, int threads) {
+  validate(options);
+  ThreadPool alone(1);
+  const StoreResources counting{
+      .device = nullptr, .host = nullptr, .threads = &alone, .stream = static_cast<CUstream_st*>(nullptr), .thread_count = threads};
+  const std::size_t sequences = index(options.max_sequences);
+  MemoryPlan plan;
+  if (options.kind == StoreKind::full) {
+    plan.add("attention work space", MemoryKind::device, FullStore(options, counting).device_bytes());
+    plan.add("keys and values", MemoryKind::device, sequences * FullStore::sequence_bytes(options, options.max_context));
+    return plan;
+  }
+  const std::size_t device = options.kind == StoreKind::resident ? ResidentStore(options, counting).device_bytes()
+                                                                 : PingPongStore(options, counting).device_bytes();
+  plan.add("slots, summaries, window and work space", MemoryKind::device, device);
+  plan.add("calibration queries of one prefill", MemoryKind::device, ChunkStore::calibration_bytes(options));
+  plan.add("keys and values", MemoryKind::pinned, sequences * ChunkStore::sequence_bytes(options, options.max_context));
+  return plan;
+}
+
+}  // namespace dualdecoder::cpu

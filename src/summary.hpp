@@ -1,0 +1,30 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dualdecoder/tensor.hpp"
+#include "src/simd/attention_simd.hpp"
+
+namespace dualdecoder::cpu {
+
+/// Quantised means of one chunk-head (DESIGN 2.3): keys int8 with scale max|mean| / 127, values int4 with scale max|mean| / 7.
+struct Summary {
+  std::int8_t* key_mean;     ///< [dim]
+  float* key_scale;          ///< [1]
+  std::uint8_t* value_mean;  ///< [dim / 2], dimension d in the low nibble of byte d, d + dim / 2 in the high one, biased by 8
+  float* value_scale;        ///< [1]
+};
+
+/// Summarises the whole chunk at `base`. `mean` is work space for layout.dim floats.
+void summarise(const void* base, const SegmentLayout& layout, float* mean, const Summary& summary);
+
+/// Element `i` of f32 or bf16 memory.
+float element(const void* data, std::size_t i, bool bf16) noexcept;
+/// Copies `count` elements of a tensor from `first` on into f32.
+void read_elements(const ConstTensor& tensor, std::size_t first, std::size_t count, float* out) noexcept;
+/// Writes f32 values as f32 or bf16 (round to nearest even).
+void write_elements(const float* values, std::size_t count, void* data, std::size_t first, bool bf16) noexcept;
+
+}  // namespace dualdecoder::cpu
