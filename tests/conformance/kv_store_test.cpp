@@ -9,7 +9,6 @@
 
 #include "dualdecoder/cpu/backend.hpp"
 #include "dualdecoder/testing/store_conformance.hpp"
-#include "src/transfer_scheduler.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/plain_store.hpp"
 #include "tests/unit/simulated_scheduler.hpp"
@@ -27,12 +26,14 @@ void check(StoreKind kind, DataType kv_type, MakeScheduler make_scheduler) {
   SUCCEED();
 }
 
-std::unique_ptr<TransferScheduler> lanes(const SchedulerOptions& options) { return cpu::make_threaded_scheduler(options); }
+std::unique_ptr<TransferScheduler> lanes(const SchedulerOptions& options) {
+  return cpu::make_cpu_backend({.threads = 1})->make_scheduler(options);
+}
 
 std::unique_ptr<TransferScheduler> throttled_lanes(SchedulerOptions options) {
   options.bytes_per_second = 500e6;
   options.latency = std::chrono::microseconds(5);
-  return cpu::make_threaded_scheduler(options);
+  return lanes(options);
 }
 
 std::vector<std::string> findings_of_plain_store(test::PlainStore::Mistake mistake) {
@@ -53,8 +54,8 @@ TEST_CASE("the checks of KvStore notice each mistake", "[conformance]") {
   const std::vector<std::pair<Mistake, std::string>> mistakes = {
       {Mistake::commits_row1, "With a budget that covers the context, row 0 differs"},
       {Mistake::commits_resync, "Resync passes in between change row 0's bits."},
-      {Mistake::forgets_truncate, "truncate() and reuse"},
-      {Mistake::forgets_close, "truncate() and reuse"},
+      {Mistake::forgets_truncate, "After truncate()"},
+      {Mistake::forgets_close, "A slot that was closed and opened again"},
       {Mistake::leaves_dead_rows, "The output of a dead row is not zero."},
       {Mistake::sees_idle, "Steps in which a place was idle changed its sequence."},
       {Mistake::mixes_heads, "With a budget that covers the context, row 0 differs"},

@@ -1,12 +1,11 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 
+#include "dualdecoder/cpu/backend.hpp"
 #include "dualdecoder/testing/scheduler_conformance.hpp"
-#include "src/transfer_scheduler.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/simulated_scheduler.hpp"
 
@@ -20,28 +19,15 @@ void check(const testing::SchedulerSubject& subject) {
 
 }  // namespace
 
-TEST_CASE("the lanes on threads honour TransferScheduler", "[lanes][conformance]") {
-  testing::HeapMemory memory;
-  check(
-      {[](const SchedulerOptions& options) { return cpu::make_threaded_scheduler(options); }, testing::host_workplace(memory), true, true});
-}
-
-TEST_CASE("a single lane on a thread honours TransferScheduler", "[lanes][conformance]") {
-  testing::HeapMemory memory;
-  check({[](SchedulerOptions options) {
-           options.single_lane = true;
-           return cpu::make_threaded_scheduler(options);
-         },
-         testing::host_workplace(memory), true, false});
-}
-
-TEST_CASE("lanes with a copy function honour TransferScheduler", "[lanes][conformance]") {
-  testing::HeapMemory memory;
-  check({[](const SchedulerOptions& options) {
-           return cpu::make_threaded_scheduler(options,
-                                               [](const TransferItem& item) { std::memcpy(item.target, item.source, item.bytes); });
-         },
-         testing::host_workplace(memory), true, true});
+TEST_CASE("the lanes of the CPU backend honour TransferScheduler", "[lanes][conformance]") {
+  const std::shared_ptr<Backend> backend = cpu::make_cpu_backend({.threads = 1});
+  for (const bool single_lane : {false, true}) {
+    check({[&](SchedulerOptions options) {
+             options.single_lane = single_lane;
+             return backend->make_scheduler(options);
+           },
+           testing::workplace_of(*backend), true, !single_lane});
+  }
 }
 
 TEST_CASE("the simulated lanes honour TransferScheduler", "[lanes][conformance]") {

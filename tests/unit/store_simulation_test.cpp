@@ -142,8 +142,9 @@ Plan plan_of(std::uint64_t seed) {
   testing::Random random(seed);
   Plan plan;
   StoreOptions& options = plan.options;
-  options.kind = random.chance(0.75) ? StoreKind::resident : StoreKind::ping_pong;
-  options.layers = 1 + random.below(3);
+  const int kind = random.below(10);
+  options.kind = kind == 0 ? StoreKind::full : kind < 4 ? StoreKind::ping_pong : StoreKind::resident;
+  options.layers = (options.kind == StoreKind::ping_pong ? 2 : 1) + random.below(3);
   options.kv_heads = 1 + random.below(2);
   options.heads = options.kv_heads * (1 + random.below(2));
   options.head_dim = random.chance(0.5) ? 8 : 16;
@@ -332,7 +333,7 @@ class Simulation {
       return false;
     };
     if (plan_.options.miss_policy != MissPolicy::wait || !random_.chance(0.25)) return;  // the definitions are slow
-    if (plan_.covers_context) {
+    if (plan_.covers_context || plan_.options.kind == StoreKind::full) {
       const std::pair<Story, int> now{row.story, row.position};
       if (differs(testing::dense_attention(plan_.options, row.story, layer, row.position, {now}, now), 0))
         trouble_ = "row 0 differs from dense attention: " + where;

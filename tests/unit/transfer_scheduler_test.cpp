@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dualdecoder/error.hpp"
+#include "dualdecoder/testing/scheduler_conformance.hpp"
 #include "dualdecoder/testing/workplace.hpp"
 #include "dualdecoder/trace.hpp"
 #include "tests/catch.hpp"
@@ -181,6 +182,16 @@ TEST_CASE("what a copy throws reaches the wait of its lane and layer, once, and 
     CHECK_THROWS_WITH(scheduler->drain(kStream), "bad sector");
     CHECK_NOTHROW(scheduler->drain(kStream));
   }
+}
+
+TEST_CASE("lanes with a copy function honour TransferScheduler", "[lanes]") {
+  testing::HeapMemory memory;
+  const auto make = [](const SchedulerOptions& options) {
+    return make_threaded_scheduler(options, [](const TransferItem& item) { std::memcpy(item.target, item.source, item.bytes); });
+  };
+  for (const std::string& finding : testing::check_transfer_scheduler({make, testing::host_workplace(memory), true, true}))
+    FAIL_CHECK(finding);
+  SUCCEED();
 }
 
 TEST_CASE("destroying a scheduler abandons what has not started", "[lanes]") {
