@@ -55,7 +55,7 @@ TEST_CASE("the checks of KvStore notice each mistake", "[conformance]") {
       {Mistake::commits_row1, "With a budget that covers the context, row 0 differs"},
       {Mistake::commits_resync, "Resync passes in between change row 0's bits."},
       {Mistake::forgets_truncate, "After truncate()"},
-      {Mistake::forgets_close, "A slot that was closed and opened again"},
+      {Mistake::forgets_close, "truncate() and reuse"},
       {Mistake::leaves_dead_rows, "The output of a dead row is not zero."},
       {Mistake::sees_idle, "Steps in which a place was idle changed its sequence."},
       {Mistake::mixes_heads, "With a budget that covers the context, row 0 differs"},
