@@ -369,7 +369,9 @@ TEST_CASE("prefill attention equals softmax in double precision, at any offset",
       config.heads = shape.heads;
       config.kv_heads = shape.kv_heads;
       config.head_dim = shape.head_dim;
-      for (const auto& [rows, offset] : std::vector<std::pair<int, int>>{{1, 0}, {5, 0}, {1, 130}, {100, 31}, {130, 200}}) {
+      for (const auto& block : std::vector<std::pair<int, int>>{{1, 0}, {5, 0}, {1, 130}, {100, 31}, {130, 200}}) {
+        const int rows = block.first;  // clang 14 captures no structured binding
+        const int offset = block.second;
         INFO(name_of(isa) << ", heads " << shape.heads << "/" << shape.kv_heads << ", head_dim " << shape.head_dim << ", rows " << rows
                           << ", offset " << offset);
         const std::size_t kv_width = at(config.kv_width());
