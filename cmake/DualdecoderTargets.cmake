@@ -1,9 +1,8 @@
 # Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #
 # What every target of ours has in common: warnings, visibility, names, and the compiled components' two faces (a library to install, and an
-# object library that also lets unit tests reach hidden functions in a shared build).
-set(dualdecoder_source_root ${CMAKE_CURRENT_LIST_DIR}/..)
-cmake_path(NORMAL_PATH dualdecoder_source_root)
+# object library through which unit tests reach hidden functions in a shared build).
+cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH dualdecoder_source_root)
 
 # Warnings and sanitizers of a target of ours.
 function(dualdecoder_strict target)
@@ -30,10 +29,6 @@ endfunction()
 function(dualdecoder_compiled_component name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;HEADERS")
   set(objects dualdecoder_${name}_objects)
-  if(NOT arg_SOURCES)
-    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}_empty.cpp CONTENT "")
-    set(arg_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/${name}_empty.cpp)
-  endif()
   add_library(${objects} OBJECT ${arg_SOURCES})
   target_link_libraries(${objects} PUBLIC dualdecoder_core)
   target_include_directories(${objects} PUBLIC $<BUILD_INTERFACE:${dualdecoder_source_root}>)
@@ -59,6 +54,11 @@ function(dualdecoder_compiled_component name)
                SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
                INSTALL_RPATH "$ORIGIN"
   )
+  if(BUILD_SHARED_LIBS AND CMAKE_SYSTEM_NAME STREQUAL "Linux") # also hides what our objects hold of std:: and of header-only libraries
+    set(exports ${dualdecoder_source_root}/cmake/exports.map)
+    target_link_options(dualdecoder_${name} PRIVATE LINKER:--version-script=${exports})
+    set_property(TARGET dualdecoder_${name} PROPERTY LINK_DEPENDS ${exports})
+  endif()
   if(DUALDECODER_SANITIZE)
     target_link_options(dualdecoder_${name} PRIVATE -fsanitize=${DUALDECODER_SANITIZE})
   endif()

@@ -5,22 +5,24 @@
 #include <stdexcept>
 #include <string>
 
+#include "dualdecoder/export.hpp"
+
 namespace dualdecoder {
 
 /// Root of everything this library throws. Expected outcomes (a finished sequence, an empty batch) are values, not exceptions.
-class Error : public std::runtime_error {
+class DUALDECODER_EXPORT Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 /// A broken contract or an option out of range; the message names the field, the value and what is allowed.
-class InvalidArgument : public Error {
+class DUALDECODER_EXPORT InvalidArgument : public Error {
  public:
   using Error::Error;
 };
 
 /// An allocation that could not be served. The object that asked stays usable or destructible.
-class OutOfMemory : public Error {
+class DUALDECODER_EXPORT OutOfMemory : public Error {
  public:
   /// @param what_for the buffer that was asked for; @param asked_bytes its size; @param free_bytes what the resource had left
   OutOfMemory(const std::string& what_for, std::size_t asked_bytes, std::size_t free_bytes)
@@ -38,19 +40,19 @@ class OutOfMemory : public Error {
 };
 
 /// A CUDA call failed; the message holds the call, its location and the runtime's own words.
-class CudaError : public Error {
+class DUALDECODER_EXPORT CudaError : public Error {
  public:
   using Error::Error;
 };
 
 /// A file could not be opened, read or written; the message names the path.
-class IoError : public Error {
+class DUALDECODER_EXPORT IoError : public Error {
  public:
   using Error::Error;
 };
 
 /// A file was read but says something that its format does not allow, or that this library does not support.
-class FormatError : public Error {
+class DUALDECODER_EXPORT FormatError : public Error {
  public:
   using Error::Error;
 };

@@ -45,7 +45,7 @@ RopeConfig config_of(const Json& golden) {
 // tests/data/rope_golden.json: transformers' modeling_rope_utils on torch in float32, made by scripts/make_rope_golden.py. Its power and
 // ours may round differently by one float32 step, and a long position multiplies that step into the angle.
 TEST_CASE("frequencies and angles equal those of transformers", "[rope]") {
-  std::ifstream file(std::filesystem::path(DUALDECODER_TEST_DATA) / "rope_golden.json");
+  std::ifstream file(std::filesystem::path(DUALDECODER_TEST_DATA_DIR) / "rope_golden.json");
   const Json golden = Json::parse(file);
   REQUIRE(golden["cases"].size() >= 12);
   for (const Json& one : golden["cases"]) {
