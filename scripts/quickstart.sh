@@ -29,16 +29,12 @@ cmake --build "$build" --target dualdecoder-generate
 say "fetching the model"
 model=$(scripts/get-model.sh smollm2 | tail -n 1)
 
-# The document: the licence text that every Debian and Ubuntu carries, cut at a paragraph, with one fact that stands nowhere else.
+# The document: the licence text that every Debian and Ubuntu carries, cut to what the model's context of 8,192 tokens holds with ease.
 licence=/usr/share/common-licenses/GPL-3
 [[ -r $licence ]] || { echo "quickstart.sh: $licence is not there (package base-files)" >&2; exit 1; }
 document=$build/document.txt
-{
-  head -c 14000 "$licence" | sed '$d'
-  printf '\n  The name of the library cat is Ferdinand, and its favourite place is the third shelf.\n\n'
-  tail -c +14001 "$licence" | sed 1d | head -c 13000 | sed '$d'
-} >"$document"
-question='What is the name of the library cat?'
+head -c 27500 "$licence" | sed '$d' >"$document"
+question='What is the purpose of the license above? Answer in one paragraph.'
 
 say "asking about $(wc -c <"$document") bytes of text: $question"
 "$build/bin/dualdecoder-generate" --model "$model" --chat --prompt-file "$document" --prompt "$question" --budget 1024 \

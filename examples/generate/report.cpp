@@ -81,8 +81,9 @@ std::string to_text(const Report& r) {
        fmt::format("{} tokens in {:.2f} s, {:.1f} tokens/s", r.prompt_tokens, seconds(r.session.prefill), r.prefill_tokens_per_second()));
   line("generated", fmt::format("{} tokens in {:.2f} s, {:.1f} tokens/s, ended by {}", r.session.generated_tokens,
                                 seconds(r.session.decode), r.tokens_per_second(), r.finish));
-  line("chunks", fmt::format("{} needed, {:.2f} % predicted, {:.2f} % resident, {} estimated", r.store.needed, 100 * r.hit_rate(),
-                             100 * r.resident_rate(), r.store.estimated));
+  line("chunks", r.store.needed == 0 ? "none needed: the whole context is resident"
+                                     : fmt::format("{} needed, {:.2f} % predicted, {:.2f} % resident, {} estimated", r.store.needed,
+                                                   100 * r.hit_rate(), 100 * r.resident_rate(), r.store.estimated));
   line("guesses", fmt::format("{} of {} right, {} resyncs in {} passes", r.session.right_guesses, r.session.guesses, r.session.resyncs,
                               r.session.passes));
   line("moved", fmt::format("{} urgent, {} prefetched, {} written back", bytes_text(r.store.urgent_bytes),

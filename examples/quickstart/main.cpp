@@ -16,7 +16,8 @@ int main(int argc, char** argv) try {
   auto weights = dualdecoder::load_weights(argv[1], *backend);
   auto session = dualdecoder::make_session(backend, weights, {.max_context = 8192, .budget_tokens = 1024});
 
-  session.add(prompt, {.max_new_tokens = 64});
+  const auto ends = tokenizer.end_tokens();
+  session.add(prompt, {.max_new_tokens = 64, .stop_tokens = {ends.begin(), ends.end()}});
   dualdecoder::examples::TextStream text(tokenizer);
   while (session.active()) {
     for (const auto& event : session.step().tokens) std::fputs(text.push(event.token).c_str(), stdout);
