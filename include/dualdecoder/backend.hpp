@@ -33,8 +33,7 @@ class DenseModel {
   virtual void embed(const Token* tokens, Tensor hidden, StreamRef stream) = 0;
   /// Norm, projections, biases, QK norm and RoPE at positions[r]. hidden is read only; q: [rows, heads, head_dim], k and v: [rows,
   /// kv_heads, head_dim], f32. With a null k only q is computed (layer-ahead rehearsal).
-  virtual void before_attention(Layer layer, ConstTensor hidden, const int* positions, Tensor q, Tensor k, Tensor v,
-                                StreamRef stream) = 0;
+  virtual void before_attention(Layer layer, ConstTensor hidden, const int* positions, Tensor q, Tensor k, Tensor v, StreamRef stream) = 0;
   /// Output projection, residual, norm, gated MLP, residual. attention: [rows, heads, head_dim]; hidden is updated.
   virtual void after_attention(Layer layer, ConstTensor attention, Tensor hidden, StreamRef stream) = 0;
   /// Final norm and head. logits: [rows, vocabulary] f32.
@@ -48,8 +47,8 @@ class DenseModel {
 
 /// Limits that a DenseModel sizes its work space for.
 struct DenseLimits {
-  int decode_rows = 2;      ///< rows of the largest decode pass
-  int prefill_rows = 512;   ///< rows of the largest block of one call
+  int decode_rows = 2;     ///< rows of the largest decode pass
+  int prefill_rows = 512;  ///< rows of the largest block of one call
 };
 
 /// Makes the parts that run on one device. Owns streams and memory resources; outlives everything made from it. Threading: calls may come

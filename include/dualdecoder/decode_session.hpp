@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -154,6 +155,8 @@ class DecodeSession {
   void deliver_logits(int place, std::span<const float> logits);
   void apply_forced(int place, int row);
   void mark_seen(int place, Token token);
+  void count_pass();
+  void end_finished();
   void finish_token(int place, Token token, StepResult& result);
   void vacate(int place);
 
@@ -170,6 +173,7 @@ class DecodeSession {
   std::vector<std::byte> mirror_buffer_;
   Mirror mirror_{};
   std::vector<Place> places_;
+  std::vector<std::uint8_t> committed_;   // [places] row 0 ran in the last pass
   std::vector<TokenEvent> first_tokens_;  // chosen by add, handed out by the next step
   std::vector<float> host_logits_;
   StepResult result_;

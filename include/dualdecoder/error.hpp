@@ -26,8 +26,8 @@ class DUALDECODER_EXPORT OutOfMemory : public Error {
  public:
   /// @param what_for the buffer that was asked for; @param asked_bytes its size; @param free_bytes what the resource had left
   OutOfMemory(const std::string& what_for, std::size_t asked_bytes, std::size_t free_bytes)
-      : Error("out of memory for " + what_for + ": asked for " + std::to_string(asked_bytes) + " bytes, " +
-              std::to_string(free_bytes) + " free"),
+      : Error("out of memory for " + what_for + ": asked for " + std::to_string(asked_bytes) + " bytes, " + std::to_string(free_bytes) +
+              " free"),
         asked_bytes_(asked_bytes),
         free_bytes_(free_bytes) {}
 

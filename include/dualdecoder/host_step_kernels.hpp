@@ -41,6 +41,7 @@ class HostStepKernels final : public StepKernels {
     detail::require(!rule.dual || state.rows_per_sequence == 2, "rows_per_sequence", state.rows_per_sequence, "2 for a dual rule");
     for (int place = 0; place < state.sequences; ++place) {
       if (state.mode[place] == RowMode::idle) continue;
+      const bool waited = state.waits != nullptr && state.waits[place] != 0;
       if (state.waits != nullptr) state.waits[place] = 0;
       const Token* sampled = outcome.sampled + static_cast<std::ptrdiff_t>(place) * state.rows_per_sequence;
       switch (state.mode[place]) {
@@ -49,7 +50,7 @@ class HostStepKernels final : public StepKernels {
           accept(state, place, sampled[0]);
           without_guess(state, place, rule);
           break;
-        case RowMode::dual: after_dual(state, place, sampled, rule); break;
+        case RowMode::dual: after_dual(state, place, sampled, rule, waited); break;
         case RowMode::resync: with_guess(state, place, sampled[1], rule); break;
       }
     }
@@ -93,10 +94,10 @@ class HostStepKernels final : public StepKernels {
     state.guess[place] = -1;
     state.mode[place] = rule.dual ? RowMode::resync : RowMode::single;
   }
-  static void after_dual(const StepState& state, int place, const Token* sampled, const AdvanceRule& rule) {
+  static void after_dual(const StepState& state, int place, const Token* sampled, const AdvanceRule& rule, bool waited) {
     const bool right = state.guess[place] == sampled[0];
     accept(state, place, sampled[0]);
-    const bool lone = rule.resync == Resync::automatic && rule.lone_sequence;
+    const bool lone = rule.resync == Resync::automatic && rule.lone_sequence && !waited;
     if (right || rule.resync == Resync::never || lone) {
       with_guess(state, place, sampled[1], rule);
       if (!right && lone && rule.dual && state.waits != nullptr) state.waits[place] = 1;

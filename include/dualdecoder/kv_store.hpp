@@ -64,8 +64,7 @@ class KvStore {
   /// Chooses chunks for every live row of the pass in one read of the summaries.
   virtual void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) = 0;
   /// Places row 0's chunks in slots; `urgent` receives the loads that have to be waited for (none where the miss is estimated).
-  virtual void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent,
-                              StreamRef stream) = 0;
+  virtual void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent, StreamRef stream) = 0;
   /// Attention of every live row over sinks, window, chosen chunks, the tail estimate and the rows before it in the pass; rows' keys and
   /// values are kept until commit decides. out: [rows, heads, head_dim], dead rows zero.
   virtual void attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef stream) = 0;
@@ -73,7 +72,8 @@ class KvStore {
   /// `prediction.chunks` may be empty. With `prediction.this_step` it may name a layer that has not run yet.
   virtual Layer resolve_predicted(Layer layer, const StepView& view, const Prediction& prediction, const TransferList& prefetch,
                                   StreamRef stream) = 0;
-  /// Row 0 of single and dual places becomes part of the context, other rows vanish; `write_back` receives completed chunks, for all layers.
+  /// Row 0 of single and dual places becomes part of the context, other rows vanish; `write_back` receives completed chunks, for all
+  /// layers.
   virtual void commit(const StepView& view, const TransferList& write_back, StreamRef stream) = 0;
   /// Forgets everything behind the first `tokens` tokens. Throws InvalidArgument if fewer are kept than asked for.
   virtual void truncate(int slot, int tokens, StreamRef stream) = 0;

@@ -34,8 +34,7 @@ class Buffer {
   static constexpr std::size_t kAlignment = 256;
 
   Buffer() = default;
-  Buffer(MemoryResource& resource, std::size_t bytes, StreamRef stream)
-      : resource_(&resource), bytes_(bytes), stream_(stream.get()) {
+  Buffer(MemoryResource& resource, std::size_t bytes, StreamRef stream) : resource_(&resource), bytes_(bytes), stream_(stream.get()) {
     if (bytes_ > 0) data_ = resource.allocate(bytes_, kAlignment, stream);
   }
   Buffer(Buffer&& other) noexcept { swap(other); }

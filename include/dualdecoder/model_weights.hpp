@@ -18,33 +18,34 @@ enum class RopeScaling : std::uint8_t { none, linear, llama3, yarn };
 struct RopeConfig {
   float theta = 10000.0F;
   RopeScaling scaling = RopeScaling::none;
-  float factor = 1.0F;                 ///< context multiplier, >= 1
-  int original_context = 0;            ///< trained context in tokens (llama3, yarn)
-  float low_freq_factor = 1.0F;        ///< llama3
-  float high_freq_factor = 4.0F;       ///< llama3
-  float beta_fast = 32.0F;             ///< yarn
-  float beta_slow = 1.0F;              ///< yarn
-  float attention_factor = 0.0F;       ///< yarn; 0: 0.1 ln(factor) + 1
-  /// Divisors of the head_dim/2 pair frequencies, applied as they stand; empty: none. GGUF files state llama3 scaling so, with scaling none.
+  float factor = 1.0F;            ///< context multiplier, >= 1
+  int original_context = 0;       ///< trained context in tokens (llama3, yarn)
+  float low_freq_factor = 1.0F;   ///< llama3
+  float high_freq_factor = 4.0F;  ///< llama3
+  float beta_fast = 32.0F;        ///< yarn
+  float beta_slow = 1.0F;         ///< yarn
+  float attention_factor = 0.0F;  ///< yarn; 0: 0.1 ln(factor) + 1
+  /// Divisors of the head_dim/2 pair frequencies, applied as they stand; empty: none. GGUF files state llama3 scaling so, with scaling
+  /// none.
   std::vector<float> frequency_factors;
 };
 
 /// Shape of a decoder-only transformer of the families in DESIGN section 5. All counts are elements.
 struct ModelConfig {
-  std::string architecture;       ///< "llama", "qwen2", "qwen3"
-  std::string name;               ///< the file's own name for the model, may be empty
+  std::string architecture;  ///< "llama", "qwen2", "qwen3"
+  std::string name;          ///< the file's own name for the model, may be empty
   int layers = 0;
   int hidden = 0;
-  int intermediate = 0;           ///< width of the gated MLP
-  int heads = 0;                  ///< query heads
-  int kv_heads = 0;               ///< heads % kv_heads == 0
+  int intermediate = 0;  ///< width of the gated MLP
+  int heads = 0;         ///< query heads
+  int kv_heads = 0;      ///< heads % kv_heads == 0
   int head_dim = 0;
   int vocabulary = 0;
-  int context = 0;                ///< longest trained context in tokens, scaling included
+  int context = 0;  ///< longest trained context in tokens, scaling included
   float rms_epsilon = 1e-5F;
-  bool attention_bias = false;    ///< q, k, v have biases (Qwen2)
-  bool qk_norm = false;           ///< RMSNorm of every q and k head before RoPE (Qwen3)
-  bool tied_embeddings = false;   ///< the head is the embedding matrix
+  bool attention_bias = false;   ///< q, k, v have biases (Qwen2)
+  bool qk_norm = false;          ///< RMSNorm of every q and k head before RoPE (Qwen3)
+  bool tied_embeddings = false;  ///< the head is the embedding matrix
   RopeConfig rope;
 
   int query_group() const noexcept { return kv_heads > 0 ? heads / kv_heads : 0; }

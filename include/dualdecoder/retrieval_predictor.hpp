@@ -28,18 +28,20 @@ struct Outcome {
 
 /// What a sequence does after its guess turned out wrong.
 enum class Resync : std::uint8_t {
-  never,      ///< goes on with a guess made from the wrong token
-  always,     ///< one pass of the true token alone as a row-1 row, before it is run as row 0
-  automatic,  ///< always while several sequences run; a lone sequence lets its next step wait for what it needs instead
+  never,   ///< goes on with a guess made from the wrong token
+  always,  ///< one pass of the true token alone as a row-1 row, before it is run as row 0
+  /// always while several sequences run; a lone sequence lets its next step wait for what it needs instead, and takes a resync only if
+  /// the guess of that step is wrong too
+  automatic,
 };
 
 /// How a step's outcome becomes the next step's rows.
 struct AdvanceRule {
-  bool dual = false;                   ///< run a guess beside the true token
+  bool dual = false;  ///< run a guess beside the true token
   Resync resync = Resync::never;
-  bool lone_sequence = false;          ///< one sequence is active, for Resync::automatic
-  int random_guess_below = 0;          ///< > 0: a missing guess becomes a seeded random token below this number instead of a resync
-  std::uint64_t seed = 0;              ///< of that random token
+  bool lone_sequence = false;  ///< one sequence is active, for Resync::automatic
+  int random_guess_below = 0;  ///< > 0: a missing guess becomes a seeded random token below this number instead of a resync
+  std::uint64_t seed = 0;      ///< of that random token
 };
 
 /// The few operations that predictors need on memory of the backend, so that one predictor serves every backend.

@@ -94,7 +94,7 @@ struct SessionStatistics {
 
 /// Outcome of one step. Valid until the next call on the session.
 struct StepResult {
-  std::vector<TokenEvent> tokens;  ///< in order of addition; a sequence in resync has none, a new one may have two
+  std::vector<TokenEvent> tokens;  ///< a sequence in resync has none, a new one may have two
   int resyncs = 0;                 ///< sequences whose pass was a resync
 };
 

@@ -40,9 +40,9 @@ constexpr int row_position(RowMode mode, int row, int position) noexcept {
 
 /// Chunk indices chosen per row and KV head, ascending, in memory of the backend.
 struct Selection {
-  int* chunks = nullptr;     ///< [rows, kv_heads, capacity]
-  float* scores = nullptr;   ///< [rows, kv_heads, capacity] share of the summaries' softmax, largest over the query group
-  int* count = nullptr;      ///< [rows, kv_heads]
+  int* chunks = nullptr;    ///< [rows, kv_heads, capacity]
+  float* scores = nullptr;  ///< [rows, kv_heads, capacity] share of the summaries' softmax, largest over the query group
+  int* count = nullptr;     ///< [rows, kv_heads]
   int capacity = 0;
   int kv_heads = 0;
 

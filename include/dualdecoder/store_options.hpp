@@ -22,13 +22,13 @@ enum class StoreKind : std::uint8_t {
 
 /// Which chunks are attended to exactly, and what stands for the others.
 struct SelectionOptions {
-  int chunk_tokens = 8;          ///< 4, 8, 16 or 32
-  int budget_tokens = 1024;      ///< selected tokens per KV head, >= chunk_tokens
-  int sink_tokens = 16;          ///< first tokens, always resident; rounded up to whole chunks
-  int local_tokens = 128;        ///< last tokens, always resident
-  bool tail_estimate = true;     ///< unselected chunks count by their summaries instead of being dropped (DESIGN 2.3)
-  bool calibrate_tail = true;    ///< one log bias per layer and query head, set at the end of prefill
-  float bias_scale = 1.0F;       ///< times the calibrated bias, 0 .. 2
+  int chunk_tokens = 8;        ///< 4, 8, 16 or 32
+  int budget_tokens = 1024;    ///< selected tokens per KV head, >= chunk_tokens
+  int sink_tokens = 16;        ///< first tokens, always resident; rounded up to whole chunks
+  int local_tokens = 128;      ///< last tokens, always resident
+  bool tail_estimate = true;   ///< unselected chunks count by their summaries instead of being dropped (DESIGN 2.3)
+  bool calibrate_tail = true;  ///< one log bias per layer and query head, set at the end of prefill
+  float bias_scale = 1.0F;     ///< times the calibrated bias, 0 .. 2
 };
 
 /// Shape, sizes and policies of a store.
@@ -38,9 +38,9 @@ struct StoreOptions {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  int max_context = 0;           ///< longest sequence in tokens, prompt and generated
+  int max_context = 0;  ///< longest sequence in tokens, prompt and generated
   int max_sequences = 1;
-  int rows_per_sequence = 1;     ///< rows of a pass, 1 or 2
+  int rows_per_sequence = 1;  ///< rows of a pass, 1 or 2
   Row1Set row1_set = Row1Set::own_resident;
   DataType kv_type = DataType::bf16;  ///< f32 or bf16: keys and values on the host and in slots
   SelectionOptions selection;
@@ -53,11 +53,11 @@ struct StoreOptions {
 /// The link that a scheduler drives.
 struct SchedulerOptions {
   int layers = 0;
-  int max_items_per_submit = 0;            ///< longest list of one submission
-  double bytes_per_second = 0.0;           ///< throttle that plays the bus on the CPU backend; 0: as fast as memory
-  std::chrono::nanoseconds latency{0};     ///< of every item on a throttled link
-  bool single_lane = false;                ///< urgent loads queue behind prefetch: what the urgent lane is worth
-  TraceSink* trace = nullptr;              ///< may be null; outlives the scheduler
+  int max_items_per_submit = 0;         ///< longest list of one submission
+  double bytes_per_second = 0.0;        ///< throttle that plays the bus on the CPU backend; 0: as fast as memory
+  std::chrono::nanoseconds latency{0};  ///< of every item on a throttled link
+  bool single_lane = false;             ///< urgent loads queue behind prefetch: what the urgent lane is worth
+  TraceSink* trace = nullptr;           ///< may be null; outlives the scheduler
 };
 
 /// Throws InvalidArgument naming the first field that is out of range.

@@ -27,8 +27,8 @@ struct BasicTensor {
   }
   /// A mutable view converts to a read-only one.
   template <class Other>
-    requires(!std::is_same_v<Other, Pointer> && std::is_convertible_v<Other, Pointer>)
-  BasicTensor(const BasicTensor<Other>& other) : data(other.data), type(other.type), rank(other.rank), shape(other.shape) {}
+  requires(!std::is_same_v<Other, Pointer> && std::is_convertible_v<Other, Pointer>) BasicTensor(const BasicTensor<Other>& other)
+      : data(other.data), type(other.type), rank(other.rank), shape(other.shape) {}
 
   std::int64_t dim(int axis) const noexcept { return axis < rank ? shape[static_cast<std::size_t>(axis)] : 1; }
   std::int64_t count() const noexcept {

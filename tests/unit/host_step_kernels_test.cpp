@@ -99,9 +99,10 @@ TEST_CASE("advance after a right guess goes on with the next one", "[step_kernel
 }
 
 TEST_CASE("advance after a wrong guess does what resync says", "[step_kernels]") {
-  const auto after = [](Resync resync, bool lone) {
+  const auto after = [](Resync resync, bool lone, std::uint8_t waited = 0) {
     Batch batch({RowMode::dual});
     batch.guess[0] = 6;
+    batch.waits[0] = waited;
     batch.advance({7, 8}, {.dual = true, .resync = resync, .lone_sequence = lone});
     return batch;
   };
@@ -109,6 +110,8 @@ TEST_CASE("advance after a wrong guess does what resync says", "[step_kernels]")
   expect_place(after(Resync::always, true), 0, RowMode::resync, 7, 11, -1, 0);
   expect_place(after(Resync::automatic, false), 0, RowMode::resync, 7, 11, -1, 0);
   expect_place(after(Resync::automatic, true), 0, RowMode::dual, 7, 11, 8, 1);
+  // a lone sequence waits once, and takes a resync when the guess of that step is wrong too
+  expect_place(after(Resync::automatic, true, 1), 0, RowMode::resync, 7, 11, -1, 0);
 }
 
 TEST_CASE("advance refuses a dual rule on one row", "[step_kernels]") {

@@ -49,6 +49,7 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
   mirror_ = carve_mirror(mirror_carving, options.max_sequences, rows_);
 
   places_.resize(at(options.max_sequences));
+  committed_.resize(places_.size());
   first_tokens_.reserve(places_.size());
   result_.tokens.reserve(2 * places_.size());
   for (int place = 0; place < options.max_sequences; ++place) {
@@ -353,68 +354,76 @@ inline const StepResult& DecodeSession::step() {
   check_usable();
   result_.tokens.clear();
   result_.resyncs = 0;
-  const auto end_sequence_of = [&](const TokenEvent& event) {
-    vacate(place_of(event.sequence));
-    --active_;
-  };
-  for (const TokenEvent& first : first_tokens_) {
-    finish_token(place_of(first.sequence), first.token, result_);
-    if (result_.tokens.back().finished) end_sequence_of(result_.tokens.back());
-  }
+  for (const TokenEvent& first : first_tokens_) finish_token(place_of(first.sequence), first.token, result_);
   first_tokens_.clear();
+  end_finished();
   if (active_ == 0) return result_;
 
   const auto begin = Clock::now();
-  const TraceSpan span(backend_->trace(), "compute", "step");
-  // modes and guesses of this pass, before observe replaces them
-  const Mirror& now = mirror_;
-  int dual_rows_right = 0;
-  int dual_rows = 0;
-  try {
-    run_pass();
-    backend_->copy(mirror_.sampled, work_.state.sampled, at(places_count_ * traits_.rows_per_sequence) * sizeof(Token), stream());
-    attention_->observe(state(), {.sampled = work_.state.sampled}, active_, stream());
-  } catch (...) {
-    failed_ = true;
-    throw;
-  }
-  ++statistics_.passes;
-  for (int place = 0; place < places_count_; ++place) {
-    if (!places_[at(place)].used) continue;
-    const RowMode mode = now.mode[at(place)];
-    if (mode == RowMode::resync) ++result_.resyncs;
-    if (mode == RowMode::dual) {
-      ++dual_rows;
-      dual_rows_right += now.guess[at(place)] == now.sampled[at(place * traits_.rows_per_sequence)] ? 1 : 0;
+  {
+    const TraceSpan span(backend_->trace(), "compute", "step");
+    try {
+      run_pass();
+      const std::size_t rows = at(places_count_ * traits_.rows_per_sequence);
+      backend_->copy(mirror_.sampled, work_.state.sampled, rows * sizeof(Token), stream());
+      count_pass();
+      attention_->observe(state(), {.sampled = work_.state.sampled}, active_, stream());
+      const auto* const block = reinterpret_cast<const std::byte*>(mirror_.position);
+      const auto state_bytes = static_cast<std::size_t>(reinterpret_cast<const std::byte*>(mirror_.sampled) - block);
+      backend_->copy(mirror_.position, work_.state.position, state_bytes, stream());
+    } catch (...) {
+      failed_ = true;
+      throw;
     }
-    if (row_is_live(mode, 0)) mark_seen(place, now.token[at(place)]);
   }
-  statistics_.guesses += static_cast<std::uint64_t>(dual_rows);
-  statistics_.right_guesses += static_cast<std::uint64_t>(dual_rows_right);
-  statistics_.resyncs += static_cast<std::uint64_t>(result_.resyncs);
-  std::vector<std::uint8_t> committed(at(places_count_));
-  for (int place = 0; place < places_count_; ++place) committed[at(place)] = row_is_live(now.mode[at(place)], 0) ? 1 : 0;
-  const Token* sampled = mirror_.sampled;
-  const std::size_t state_bytes =
-      at(static_cast<int>(reinterpret_cast<std::byte*>(mirror_.sampled) - reinterpret_cast<std::byte*>(mirror_.position)));
-  backend_->copy(mirror_.position, work_.state.position, state_bytes, stream());
-  const int passes = places_count_;
-  for (int place = 0; place < passes; ++place) {
-    if (!places_[at(place)].used || committed[at(place)] == 0) continue;
-    finish_token(place, sampled[at(place * traits_.rows_per_sequence)], result_);
+  const std::size_t known = result_.tokens.size();
+  for (int place = 0; place < places_count_; ++place) {
+    if (committed_[at(place)] != 0) finish_token(place, mirror_.sampled[at(place * traits_.rows_per_sequence)], result_);
   }
   statistics_.decode += Clock::now() - begin;
-  // the session is consistent before any callback may throw
-  for (int place = 0; place < passes; ++place) {
-    if (!places_[at(place)].used || committed[at(place)] == 0 || !places_[at(place)].options.on_logits) continue;
-    const std::size_t row = at(place * traits_.rows_per_sequence);
-    deliver_logits(place, std::span<const float>(host_logits_).subspan(row * at(config().vocabulary), at(config().vocabulary)));
+  // a callback may throw; the session is then as after a step without callbacks
+  std::exception_ptr failure;
+  for (std::size_t event = known; event < result_.tokens.size() && !failure; ++event) {
+    const int place = place_of(result_.tokens[event].sequence);
+    if (!places_[at(place)].options.on_logits) continue;
+    const std::size_t width = at(config().vocabulary);
+    try {
+      deliver_logits(place, std::span<const float>(host_logits_).subspan(at(place * traits_.rows_per_sequence) * width, width));
+    } catch (...) {
+      failure = std::current_exception();
+    }
   }
-  for (const TokenEvent& event : result_.tokens) {
-    const auto is_open = [&](const Place& place) { return place.used && place.id == event.sequence; };
-    if (event.finished && std::any_of(places_.begin(), places_.end(), is_open)) end_sequence_of(event);
-  }
+  end_finished();
+  if (failure) std::rethrow_exception(failure);
   return result_;
+}
+
+inline void DecodeSession::count_pass() {
+  ++statistics_.passes;
+  for (int place = 0; place < places_count_; ++place) {
+    const RowMode mode = mirror_.mode[at(place)];
+    committed_[at(place)] = row_is_live(mode, 0) ? 1 : 0;
+    if (mode == RowMode::resync) ++result_.resyncs;
+    if (mode == RowMode::dual) {
+      ++statistics_.guesses;
+      if (mirror_.guess[at(place)] == mirror_.sampled[at(place * traits_.rows_per_sequence)]) ++statistics_.right_guesses;
+    }
+    if (row_is_live(mode, 0)) mark_seen(place, mirror_.token[at(place)]);
+  }
+  statistics_.resyncs += static_cast<std::uint64_t>(result_.resyncs);
+}
+
+inline void DecodeSession::end_finished() {
+  for (const TokenEvent& event : result_.tokens) {
+    if (!event.finished) continue;
+    for (int place = 0; place < places_count_; ++place) {
+      const Place& sequence = places_[at(place)];
+      if (!sequence.used || sequence.id != event.sequence) continue;
+      vacate(place);
+      --active_;
+      break;
+    }
+  }
 }
 
 inline void DecodeSession::remove(SequenceId id) {
