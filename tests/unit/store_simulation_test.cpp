@@ -19,8 +19,22 @@
 #include "tests/catch.hpp"
 #include "tests/unit/simulated_scheduler.hpp"
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define DUALDECODER_TEST_SANITIZED
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DUALDECODER_TEST_SANITIZED
+#endif
+
 namespace dualdecoder::test {
 namespace {
+
+#ifdef DUALDECODER_TEST_SANITIZED
+constexpr std::uint64_t kSeeds = 600;  // a sanitizer takes fifteen times as long
+#else
+constexpr std::uint64_t kSeeds = 6000;
+#endif
 
 using testing::Hint;
 using testing::StoreDriver;
@@ -364,14 +378,14 @@ class Simulation {
 
 }  // namespace
 
-TEST_CASE("the stores read no stale, torn or late chunk under any interleaving of the lanes", "[lanes][simulation][store]") {
+TEST_CASE("the stores read no stale, torn or late chunk under any interleaving of the lanes", "[simulation][store]") {
   const std::shared_ptr<Backend> backend = cpu::make_cpu_backend({.threads = 1});
   std::uint64_t compared = 0;
   std::uint64_t defined = 0;
   std::uint64_t lost = 0;
   std::uint64_t prefetched = 0;
   std::uint64_t urgent = 0;
-  for (std::uint64_t seed = 1; seed <= 6000; ++seed) {
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     Simulation simulation(*backend, seed);
     const std::string trouble = simulation.run(24);
     if (!trouble.empty()) {
@@ -384,11 +398,11 @@ TEST_CASE("the stores read no stale, torn or late chunk under any interleaving o
     prefetched += simulation.statistics().prefetch_bytes;
     urgent += simulation.statistics().urgent_bytes;
   }
-  CHECK(compared > 300'000);
-  CHECK(defined > 20'000);
-  CHECK(lost > 100);
-  CHECK(prefetched > 1'000'000);
-  CHECK(urgent > 1'000'000);
+  CHECK(compared > kSeeds * 50);
+  CHECK(defined > kSeeds * 3);
+  CHECK(lost > kSeeds / 20);
+  CHECK(prefetched > kSeeds * 500);
+  CHECK(urgent > kSeeds * 500);
 }
 
 }  // namespace dualdecoder::test
