@@ -10,8 +10,8 @@ using Catch::Approx;
 #endif
 
 /// Ends the test case as skipped: CTest shows "Skipped" when a test prints this word, in both versions of Catch2. `reason` is a string.
-#define DUALDECODER_SKIP(reason)  \
-  do {                            \
+#define DUALDECODER_SKIP(reason)   \
+  do {                             \
     WARN("SKIPPED: " << (reason)); \
-    return;                       \
+    return;                        \
   } while (false)

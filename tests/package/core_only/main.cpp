@@ -102,9 +102,7 @@ class MyScheduler final : public dd::TransferScheduler {
   }
   void wait(dd::Lane, dd::Layer, dd::StreamRef) override {}
   void drain(dd::StreamRef) override {}
-  dd::LaneStatistics statistics(dd::Lane lane) const override {
-    return {.submitted_items = submissions[static_cast<std::size_t>(lane)]};
-  }
+  dd::LaneStatistics statistics(dd::Lane lane) const override { return {.submitted_items = submissions[static_cast<std::size_t>(lane)]}; }
 
  private:
   std::uint64_t submissions[dd::kLaneCount] = {};
@@ -160,7 +158,8 @@ int main() {
     attention.end_step(stream);
     const Row expected = attend(query, keys, values);
     for (std::size_t d = 0; d < kDim; ++d) {
-      if (std::abs(out[d] - expected[d]) > 1e-6F) return std::printf("step %d, element %zu: %g, expected %g\n", step, d, out[d], expected[d]), 1;
+      if (std::abs(out[d] - expected[d]) > 1e-6F)
+        return std::printf("step %d, element %zu: %g, expected %g\n", step, d, out[d], expected[d]), 1;
     }
   }
   if (attention.lane_statistics(dd::Lane::prefetch).submitted_items != 3) return std::puts("the scheduler was not asked once a step"), 1;
