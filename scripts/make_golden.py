@@ -22,16 +22,26 @@ PROBES = 32
 TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")  # on every Debian machine; the ids are stored, so it is not needed to check
 
 
+LEAST_MARGIN = 0.01  # between the best and the second logit of every step, so that rounding cannot change a greedy token
+SENTENCES = [
+    "Once upon a time, in a small village near the sea, an old lighthouse keeper",
+    "The capital of France is Paris, and the capital of Germany is Berlin",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12",
+]
+
+
 def prompts(tokenizer):
-    """Three prompts of 10, 500 and 4,000 tokens: a plain sentence, and a chat question about a long text."""
+    """Candidates for prompts of 10, 500 and 4,000 tokens, of which the first with LEAST_MARGIN counts: a plain sentence, and a chat
+    question about a long text from one of several places in it on."""
+    yield [tokenizer.encode(sentence, add_special_tokens=False)[:10] for sentence in SENTENCES]
     text = TEXT.read_text(encoding="utf-8")
-    sentence = tokenizer.encode("Once upon a time, in a small village near the sea, an old lighthouse keeper", add_special_tokens=False)
-    yield sentence[:10]
     head = tokenizer.encode("<|im_start|>user\nHere is a document.\n\n", add_special_tokens=False)
     tail = tokenizer.encode("\n\nSummarise the document in three sentences.<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
     body = tokenizer.encode(text, add_special_tokens=False)
     for length in (500, 4000):
-        yield head + body[: length - len(head) - len(tail)] + tail
+        room = length - len(head) - len(tail)
+        yield [head + body[start : start + room] + tail for start in (0, 1000, 2000)]
 
 
 def probes(vocabulary):
@@ -69,8 +79,11 @@ def main():
     model = AutoModelForCausalLM.from_pretrained(**where, torch_dtype=torch.float32, attn_implementation="sdpa").eval()
     probe_ids = probes(model.config.vocab_size)
     cases = []
-    for ids in prompts(tokenizer):
-        tokens, steps, margin = greedy(model, ids, probe_ids)
+    for candidates in prompts(tokenizer):
+        for ids in candidates:
+            tokens, steps, margin = greedy(model, ids, probe_ids)
+            if margin >= LEAST_MARGIN:
+                break
         print(f"{name}: prompt {len(ids)}, least margin {margin:.4f}, tied {model.config.tie_word_embeddings}: "
               f"{tokenizer.decode(tokens)!r}", file=sys.stderr)
         cases.append({"prompt": ids, "tokens": tokens, "least_margin": round(margin, 5), "steps": steps})
