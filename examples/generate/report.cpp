@@ -73,7 +73,7 @@ double Report::stall_seconds() const { return seconds(urgent.stalled) + seconds(
 std::string to_text(const Report& r) {
   std::string out;
   const auto line = [&out](const char* label, const std::string& text) {
-    fmt::format_to(std::back_inserter(out), "{:<12}{}\n", label, text);
+    fmt::format_to(std::back_inserter(out), "{:<14}{}\n", label, text);
   };
   line("model", fmt::format("{}, {} store, {} predictor, {} on a miss", r.model, name_of(r.options.store), r.predictor,
                             name_of(r.options.miss_policy)));
