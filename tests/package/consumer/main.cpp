@@ -21,7 +21,7 @@ int main() {
   config.hidden = 128;
   config.intermediate = 256;
   config.vocabulary = 512;
-  config.max_context = 512;
+  config.context = 512;
   const auto weights = dualdecoder::make_synthetic_weights(config, 7, *backend);
   auto session = dualdecoder::make_session(backend, weights, {.max_context = 256, .budget_tokens = 64});
   const std::vector<dualdecoder::Token> prompt(100, 3);
