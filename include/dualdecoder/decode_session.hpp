@@ -20,7 +20,8 @@
 namespace dualdecoder {
 
 /// A model that generates: weights, SparseAttention and sampler, driven one step at a time. Sequences of any lengths run in one batch and
-/// come and go between steps. After an exception from step() the session is as it was, or failed() and good only for destruction.
+/// come and go between steps. After an exception from step() the session goes on, or is failed() and good only for destruction; tokens of a
+/// step that a callback broke off come with the next one.
 /// Threading: one thread at a time; sessions know nothing of each other.
 class DecodeSession {
  public:
@@ -181,6 +182,7 @@ class DecodeSession {
   std::uint64_t next_id_ = 1;
   int active_ = 0;
   bool failed_ = false;
+  bool undelivered_ = false;  // a callback threw after result_ was complete
 };
 
 /// A session with a predictor of SessionOptions::predictor. Throws as the constructor.

@@ -1,6 +1,7 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -69,15 +70,24 @@ class SparseAttention {
   }
   /// End of prefill; see KvStore::seal.
   void seal(int slot, StreamRef stream) { parts_.store->seal(slot, stream); }
+  /// Forgets everything behind the first `tokens` tokens; see KvStore::truncate. Where a transfer failed its exception is thrown and
+  /// nothing is forgotten.
   void truncate(int slot, int tokens, StreamRef stream) {
     parts_.scheduler->drain(stream);
     parts_.store->truncate(slot, tokens, stream);
   }
-  /// Gives the storage back after its transfers have ended.
+  /// Gives the storage back after its transfers have ended. Where a transfer failed, whichever sequence it was for, the storage is given
+  /// back all the same and then the transfer's exception is thrown.
   void close(int slot, StreamRef stream) {
-    parts_.scheduler->drain(stream);
+    std::exception_ptr lost;
+    try {
+      parts_.scheduler->drain(stream);
+    } catch (...) {
+      lost = std::current_exception();
+    }
     parts_.store->close(slot, stream);
     free_slots_.push_back(slot);
+    if (lost) std::rethrow_exception(lost);
   }
 
   /// `view`'s arrays stay as they are until end_step. Throws InvalidArgument when its shape is not the planned one.

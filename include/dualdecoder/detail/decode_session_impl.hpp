@@ -99,6 +99,13 @@ inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const Model
   Carver counting;
   carve_work(counting, config, options.max_sequences, options.max_sequences * traits.rows_per_sequence, traits.layer_ahead);
   plan.add("activations", MemoryKind::device, counting.bytes());
+  // lists as long as those of the resident store, which asks for the most
+  const int selected = std::max(1, std::min(options.budget_tokens, options.max_context) / options.chunk_tokens);
+  const int heads = options.max_sequences * config.kv_heads;
+  plan.add("chosen chunks and transfer lists", MemoryKind::device,
+           SparseAttention::list_bytes(
+               {.layers = config.layers, .kv_heads = config.kv_heads, .max_sequences = options.max_sequences}, traits,
+               {.urgent = heads * selected, .prefetch = 2 * heads * selected, .write_back = heads * config.layers, .selection = selected}));
   plan.add("prefill work space", MemoryKind::device, prefill_bytes(config, options, options.max_context));
   return plan;
 }
@@ -347,12 +354,17 @@ inline void DecodeSession::vacate(int place) {
   const int slot = sequence.slot;
   sequence = Place{};
   while (places_count_ > 0 && !places_[at(places_count_ - 1)].used) --places_count_;
-  attention_->close(slot, stream());
+  try {
+    attention_->close(slot, stream());
+  } catch (...) {
+    failed_ = true;  // a transfer was lost, and it may have been another sequence's
+    throw;
+  }
 }
 
 inline const StepResult& DecodeSession::step() {
   check_usable();
-  result_.tokens.clear();
+  if (!std::exchange(undelivered_, false)) result_.tokens.clear();
   result_.resyncs = 0;
   for (const TokenEvent& first : first_tokens_) finish_token(place_of(first.sequence), first.token, result_);
   first_tokens_.clear();
@@ -381,7 +393,7 @@ inline const StepResult& DecodeSession::step() {
     if (committed_[at(place)] != 0) finish_token(place, mirror_.sampled[at(place * traits_.rows_per_sequence)], result_);
   }
   statistics_.decode += Clock::now() - begin;
-  // a callback may throw; the session is then as after a step without callbacks
+  // a callback may throw; the session is then as after a step without callbacks, and the next step hands these tokens out
   std::exception_ptr failure;
   for (std::size_t event = known; event < result_.tokens.size() && !failure; ++event) {
     const int place = place_of(result_.tokens[event].sequence);
@@ -394,7 +406,10 @@ inline const StepResult& DecodeSession::step() {
     }
   }
   end_finished();
-  if (failure) std::rethrow_exception(failure);
+  if (failure) {
+    undelivered_ = true;
+    std::rethrow_exception(failure);
+  }
   return result_;
 }
 
@@ -419,8 +434,8 @@ inline void DecodeSession::end_finished() {
     for (int place = 0; place < places_count_; ++place) {
       const Place& sequence = places_[at(place)];
       if (!sequence.used || sequence.id != event.sequence) continue;
-      vacate(place);
       --active_;
+      vacate(place);
       break;
     }
   }
@@ -430,8 +445,8 @@ inline void DecodeSession::remove(SequenceId id) {
   check_usable();
   const int place = place_of(id);
   std::erase_if(first_tokens_, [&](const TokenEvent& event) { return event.sequence == id; });
-  vacate(place);
   --active_;
+  vacate(place);
 }
 
 }  // namespace dualdecoder
