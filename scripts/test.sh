@@ -72,7 +72,8 @@ compile cpu docs
 if command -v nvcc >/dev/null; then
   stage "CUDA for one architecture"
   configure cuda-ci
-  compile cuda-ci
+  compile cuda-ci gpu_tests
+  ctest --test-dir build/cuda-ci -L gpu --output-on-failure
 fi
 
 stage "address and undefined-behaviour sanitizers"

@@ -14,6 +14,7 @@ using Layer = int;           ///< transformer layer, 0 .. layers-1
 struct SequenceId {
   std::uint64_t value = 0;
   friend auto operator<=>(const SequenceId&, const SequenceId&) = default;
+  friend bool operator==(const SequenceId&, const SequenceId&) = default;  // spelt out for nvcc
 };
 
 /// Element types of tensors in memory (files may hold more, see ModelWeights loaders).
