@@ -1,0 +1,168 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+//
+// Decoding measured on a real model: speed against full attention in one run, prediction, fidelity. One JSON object a line on stdout, a
+// table on stderr.
+#include <fmt/core.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "dualdecoder/dualdecoder.hpp"
+#include "examples/bench/runs.hpp"
+#include "examples/common/tokenizer.hpp"
+
+namespace dualdecoder::examples {
+namespace {
+
+struct Options {
+  std::string mode;
+  std::string model;
+  std::vector<std::string> texts;
+  std::vector<int> contexts{2048, 4096, 8128};
+  int tokens = 6000;
+  int generate = 64;
+  int repeat = 3;
+  int threads = 0;
+  bool f32 = false;
+  std::string machine = "unnamed";
+  std::string commit = "unknown";
+};
+
+std::string read_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw IoError(path + ": cannot be read");
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// Exactly `count` tokens: the text from its beginning, again from there where it is short, and its last 64 tokens at the end.
+std::vector<Token> exactly(const std::vector<Token>& text, std::size_t count) {
+  const std::size_t tail = std::min<std::size_t>({64, text.size(), count});
+  std::vector<Token> out;
+  for (std::size_t i = 0; out.size() + tail < count; ++i) out.push_back(text[i % text.size()]);
+  out.insert(out.end(), text.end() - static_cast<std::ptrdiff_t>(tail), text.end());
+  return out;
+}
+
+double share(std::uint64_t part, std::uint64_t whole) { return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole); }
+
+nlohmann::ordered_json row_of(const Options& options, const std::string& model, const std::string& text, std::size_t context,
+                              const Setting& setting, const Measured& m) {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const double set_bytes = static_cast<double>(m.store.needed);
+  return {{"row", options.mode},
+          {"model", model},
+          {"weights", "real"},
+          {"text", text},
+          {"context", context},
+          {"batch", 1},
+          {"policy", setting.name},
+          {"chunk", setting.options.chunk_tokens},
+          {"budget", setting.options.budget_tokens},
+          {"slots", setting.options.slots_per_budget},
+          {"generated", m.generated},
+          {"prefill_tok_s", static_cast<double>(context) / m.prefill_seconds},
+          {"tok_s", m.generated / m.decode_seconds},
+          {"ms_pass", 1e3 * m.decode_seconds / static_cast<double>(m.session.passes)},
+          {"hit", share(m.store.predicted_hit, m.store.predictable)},
+          {"resident", share(m.store.resident_hit, m.store.needed)},
+          {"estimated", share(m.store.estimated, m.store.needed)},
+          {"guesses_right", share(m.session.right_guesses, m.session.guesses)},
+          {"resyncs", share(m.session.resyncs, m.session.passes)},
+          {"urgent_mib", static_cast<double>(m.store.urgent_bytes) / (1 << 20)},
+          {"prefetch_mib", static_cast<double>(m.store.prefetch_bytes) / (1 << 20)},
+          {"needed_chunks", set_bytes},
+          {"stall_s", m.stall_seconds},
+          {"agreement", m.agreement},
+          {"kl", m.kl},
+          {"kl95", m.kl95},
+          {"plan_device_bytes", m.plan_device_bytes},
+          {"plan_host_bytes", m.plan_host_bytes},
+          {"peak_process_bytes", static_cast<std::uint64_t>(usage.ru_maxrss) * 1024},
+          {"threads", options.threads},
+          {"machine", options.machine},
+          {"commit", options.commit},
+          {"command", "dualdecoder-bench " + options.mode}};
+}
+
+void print(const nlohmann::ordered_json& row) {
+  fmt::print("{}\n", row.dump());
+  std::fflush(stdout);
+  fmt::print(stderr, "{:10} {:>6} {:42} {:7.1f} tok/s  hit {:.3f}  guesses {:.3f}  resident {:.3f}  agree {:.3f}  KL {:.4f}\n",
+             row["text"].get<std::string>(), row["context"].get<int>(), row["policy"].get<std::string>(), row["tok_s"].get<double>(),
+             row["hit"].get<double>(), row["guesses_right"].get<double>(), row["resident"].get<double>(), row["agreement"].get<double>(),
+             row["kl"].get<double>());
+}
+
+int run(const Options& options) {
+  auto backend = cpu::make_cpu_backend({.threads = options.threads});
+  const auto weights =
+      load_weights(options.model, *backend,
+                   {.matrix_type = options.f32 ? DataType::f32 : DataType::bf16, .threads = options.threads, .on_progress = {}});
+  const Tokenizer tokenizer = Tokenizer::load(options.model);
+  const std::string model = weights->config().name;
+  for (const std::string& path : options.texts) {
+    const std::vector<Token> text = tokenizer.encode(read_text(path), ControlTokens::parse);
+    if (text.empty()) throw InvalidArgument(path + ": holds no tokens");
+    const std::string name = std::filesystem::path(path).stem().string();
+    if (options.mode == "decode") {
+      for (int context : options.contexts) {
+        const std::vector<Token> prompt = exactly(text, static_cast<std::size_t>(context));
+        for (const Setting& setting : decode_settings()) {
+          std::vector<Measured> runs;
+          for (int i = 0; i < options.repeat; ++i) {
+            runs.push_back(run_setting(backend, weights, prompt, setting.options, options.generate, nullptr));
+          }
+          std::sort(runs.begin(), runs.end(), [](const Measured& a, const Measured& b) { return a.decode_seconds < b.decode_seconds; });
+          print(row_of(options, model, name, prompt.size(), setting, runs[runs.size() / 2]));
+        }
+      }
+      continue;
+    }
+    const std::vector<Token> prompt = exactly(text, static_cast<std::size_t>(options.tokens));
+    const Reference reference = make_reference(backend, weights, prompt, options.generate, DataType::bf16);
+    const bool prediction = options.mode == "prediction";
+    for (const Setting& setting : prediction ? prediction_settings(weights->config().vocabulary) : fidelity_settings()) {
+      print(row_of(options, model, name, prompt.size(), setting,
+                   run_setting(backend, weights, prompt, setting.options, options.generate, &reference)));
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace dualdecoder::examples
+
+int main(int argc, char** argv) {
+  dualdecoder::examples::Options options;
+  CLI::App app("Measures decoding on a real model.");
+  app.add_option("mode", options.mode, "decode, prediction or fidelity")
+      ->required()
+      ->check(CLI::IsMember({"decode", "prediction", "fidelity"}));
+  app.add_option("-m,--model", options.model, "GGUF file, or folder with config.json and *.safetensors")->required();
+  app.add_option("-t,--text", options.texts, "text files")->required();
+  app.add_option("--contexts", options.contexts, "prompt tokens of the decode table");
+  app.add_option("--tokens", options.tokens, "prompt tokens of the other tables")->capture_default_str();
+  app.add_option("-n,--generate", options.generate, "tokens to generate")->capture_default_str()->check(CLI::Range(2, 100000));
+  app.add_option("--repeat", options.repeat, "runs of a decode row, of which the median counts")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100));
+  app.add_option("--threads", options.threads, "0: as many as the machine has")->capture_default_str();
+  app.add_flag("--f32", options.f32, "weights in f32 instead of bf16");
+  app.add_option("--machine", options.machine, "name of the machine in the results");
+  app.add_option("--commit", options.commit, "commit in the results");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return dualdecoder::examples::run(options);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "dualdecoder-bench: {}\n", error.what());
+    return 1;
+  }
+}

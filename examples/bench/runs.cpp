@@ -1,0 +1,175 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "examples/bench/runs.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace dualdecoder::examples {
+namespace {
+
+double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+std::vector<float> log_softmax(std::span<const float> logits) {
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit - largest));
+  const auto shift = static_cast<float>(largest + std::log(sum));
+  std::vector<float> out(logits.begin(), logits.end());
+  for (float& value : out) value -= shift;
+  return out;
+}
+
+double divergence(const std::vector<float>& reference, const std::vector<float>& other) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    sum += std::exp(static_cast<double>(reference[i])) * (static_cast<double>(reference[i]) - static_cast<double>(other[i]));
+  }
+  return sum;
+}
+
+std::ptrdiff_t likeliest(const std::vector<float>& values) { return std::max_element(values.begin(), values.end()) - values.begin(); }
+
+SessionOptions sized(SessionOptions options, std::size_t prompt, int count) {
+  options.max_context = static_cast<int>(prompt) + count + 1;
+  return options;
+}
+
+}  // namespace
+
+Reference make_reference(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                         std::span<const Token> prompt, int count, DataType kv_type) {
+  SessionOptions options;
+  options.store = StoreKind::full;
+  options.predictor = PredictorKind::none;
+  options.kv_type = kv_type;
+  auto session = make_session(backend, weights, sized(options, prompt.size(), count));
+  Reference reference;
+  AddOptions add;
+  add.max_new_tokens = count;
+  add.on_logits = [&](std::span<const float> logits) { reference.log_probabilities.push_back(log_softmax(logits)); };
+  session.add(prompt, add);
+  while (session.active() > 0) {
+    for (const TokenEvent& event : session.step().tokens) reference.tokens.push_back(event.token);
+  }
+  return reference;
+}
+
+Measured run_setting(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                     std::span<const Token> prompt, const SessionOptions& options, int count, const Reference* reference) {
+  Measured measured;
+  const SessionOptions own = sized(options, prompt.size(), count);
+  const MemoryPlan plan = memory_plan(*backend, weights->config(), own);
+  measured.plan_device_bytes = plan.device_bytes();
+  measured.plan_host_bytes = plan.pinned_bytes() + plan.pageable_bytes();
+  auto session = make_session(backend, weights, own);
+  std::vector<double> divergences;
+  int agreed = 0;
+  AddOptions add;
+  add.max_new_tokens = count;
+  if (reference != nullptr) {
+    add.forced = reference->tokens;
+    add.on_logits = [&](std::span<const float> logits) {
+      const std::vector<float> got = log_softmax(logits);
+      const std::vector<float>& want = reference->log_probabilities[divergences.size()];
+      divergences.push_back(divergence(want, got));
+      agreed += likeliest(want) == likeliest(got) ? 1 : 0;
+    };
+  }
+  session.add(prompt, add);
+  while (session.active() > 0) measured.generated += static_cast<int>(session.step().tokens.size());
+  measured.session = session.statistics();
+  measured.store = session.store_statistics();
+  measured.prefill_seconds = seconds(measured.session.prefill);
+  measured.decode_seconds = seconds(measured.session.decode);
+  for (Lane lane : {Lane::urgent, Lane::prefetch, Lane::write_back}) {
+    measured.stall_seconds += seconds(session.lane_statistics(lane).stalled);
+  }
+  // the first token comes from the prefill, which is dense for every setting
+  if (divergences.size() > 1) {
+    divergences.erase(divergences.begin());
+    measured.agreement = static_cast<double>(agreed - 1) / static_cast<double>(divergences.size());
+    for (double value : divergences) measured.kl += value / static_cast<double>(divergences.size());
+    std::sort(divergences.begin(), divergences.end());
+    measured.kl95 = divergences[static_cast<std::size_t>(0.95 * static_cast<double>(divergences.size() - 1))];
+  }
+  return measured;
+}
+
+std::vector<Setting> decode_settings() {
+  SessionOptions full;
+  full.store = StoreKind::full;
+  full.predictor = PredictorKind::none;
+  SessionOptions resident;
+  resident.budget_tokens = 256;
+  resident.predictor = PredictorKind::none;
+  SessionOptions fine = resident;
+  fine.chunk_tokens = 4;
+  SessionOptions dual = resident;
+  dual.predictor = PredictorKind::front_runner;
+  SessionOptions estimate = dual;
+  estimate.miss_policy = MissPolicy::estimate;
+  SessionOptions ping_pong = dual;
+  ping_pong.store = StoreKind::ping_pong;
+  ping_pong.predictor = PredictorKind::published_dual_row;
+  return {{"full", full},
+          {"resident, chunk 8", resident},
+          {"resident, chunk 4", fine},
+          {"resident + front runner, wait", dual},
+          {"resident + front runner, estimate", estimate},
+          {"ping-pong + published dual row", ping_pong}};
+}
+
+std::vector<Setting> prediction_settings(int vocabulary) {
+  SessionOptions base;
+  base.budget_tokens = 256;
+  base.resync = Resync::always;
+  SessionOptions published = base;
+  published.predictor = PredictorKind::published_dual_row;
+  published.resync = Resync::never;
+  SessionOptions random_own = base;
+  random_own.resync = Resync::never;
+  random_own.random_guess_below = vocabulary;
+  SessionOptions random_published = published;
+  random_published.random_guess_below = vocabulary;
+  SessionOptions previous = base;
+  previous.predictor = PredictorKind::previous_step;
+  SessionOptions ahead = base;
+  ahead.predictor = PredictorKind::layer_ahead;
+  SessionOptions automatic = base;
+  automatic.resync = Resync::automatic;
+  return {{"front-runner, resync always", base},
+          {"front-runner, resync automatic", automatic},
+          {"front-runner, random first guess", random_own},
+          {"published dual row", published},
+          {"published dual row, random first guess", random_published},
+          {"previous step", previous},
+          {"layer ahead", ahead}};
+}
+
+std::vector<Setting> fidelity_settings() {
+  std::vector<Setting> settings;
+  for (int chunk : {8, 4}) {
+    SessionOptions base;
+    base.chunk_tokens = chunk;
+    base.budget_tokens = 256;
+    base.resync = Resync::always;
+    SessionOptions uncalibrated = base;
+    uncalibrated.calibrate_tail = false;
+    SessionOptions dropped = base;
+    dropped.tail_estimate = false;
+    SessionOptions estimate = base;
+    estimate.miss_policy = MissPolicy::estimate;
+    SessionOptions alone = estimate;
+    alone.predictor = PredictorKind::none;
+    const std::string of = ", chunk " + std::to_string(chunk);
+    settings.push_back({"wait, calibrated tail" + of, base});
+    settings.push_back({"wait, plain tail" + of, uncalibrated});
+    settings.push_back({"wait, tail dropped" + of, dropped});
+    settings.push_back({"estimate, front runner" + of, estimate});
+    settings.push_back({"estimate, no prediction" + of, alone});
+  }
+  return settings;
+}
+
+}  // namespace dualdecoder::examples

@@ -1,0 +1,53 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dualdecoder/decode_session.hpp"
+
+namespace dualdecoder::examples {
+
+/// A setting under a name that stands in the results.
+struct Setting {
+  std::string name;
+  SessionOptions options;
+};
+
+/// The model's own greedy continuation under full attention: what others are compared with.
+struct Reference {
+  std::vector<Token> tokens;
+  std::vector<std::vector<float>> log_probabilities;  // [tokens, vocabulary]
+};
+
+/// What one run measured.
+struct Measured {
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+  int generated = 0;
+  double agreement = 0.0;  ///< share of steps with the reference's likeliest token
+  double kl = 0.0;         ///< mean KL(reference || run), nats
+  double kl95 = 0.0;       ///< its 95th percentile
+  SessionStatistics session;
+  StoreStatistics store;
+  double stall_seconds = 0.0;
+  std::size_t plan_device_bytes = 0;
+  std::size_t plan_host_bytes = 0;
+};
+
+/// Greedy text of `count` tokens by full attention with the same formats.
+Reference make_reference(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                         std::span<const Token> prompt, int count, DataType kv_type);
+
+/// Runs a setting over the prompt: teacher-forced on the reference with its logits compared, or freely for `count` tokens without one.
+Measured run_setting(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                     std::span<const Token> prompt, const SessionOptions& options, int count, const Reference* reference);
+
+/// Settings of the decode table, of the prediction table, and of the fidelity table.
+std::vector<Setting> decode_settings();
+std::vector<Setting> prediction_settings(int vocabulary);
+std::vector<Setting> fidelity_settings();
+
+}  // namespace dualdecoder::examples
