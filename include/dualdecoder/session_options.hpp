@@ -98,7 +98,7 @@ struct StepResult {
   int resyncs = 0;                 ///< sequences whose pass was a resync
 };
 
-/// The store's options for a model. Throws InvalidArgument naming the field.
+/// The store's options for a model, once all of the session's are checked. Throws InvalidArgument naming the field.
 inline StoreOptions make_store_options(const ModelConfig& config, const SessionOptions& options, const PredictorTraits& traits) {
   StoreOptions store{.kind = options.store,
                      .layers = config.layers,
@@ -121,6 +121,9 @@ inline StoreOptions make_store_options(const ModelConfig& config, const SessionO
                      .miss_policy = options.miss_policy,
                      .prefetch_bytes_per_step = options.prefetch_bytes_per_step};
   validate(store);
+  detail::require(options.prefill_block >= 1, "prefill_block", options.prefill_block, "at least 1");
+  detail::require(options.link_bytes_per_second >= 0.0, "link_bytes_per_second", options.link_bytes_per_second, "0 or more");
+  detail::require(options.link_latency.count() >= 0, "link_latency", options.link_latency.count(), "0 or more nanoseconds");
   if (config.context > 0) {
     detail::require(options.max_context <= config.context, "max_context", options.max_context,
                     ("at most the model's context of " + std::to_string(config.context)).c_str());

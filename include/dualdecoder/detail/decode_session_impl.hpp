@@ -12,8 +12,6 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
   traits_ = predictor->traits();
   const ModelConfig& config = weights_->config();
   const StoreOptions store_options = make_store_options(config, options, traits_);
-  detail::require(options.prefill_block >= 1, "prefill_block", options.prefill_block, "at least 1");
-  detail::require(options.link_bytes_per_second >= 0.0, "link_bytes_per_second", options.link_bytes_per_second, "0 or more");
   rows_ = options.max_sequences * traits_.rows_per_sequence;
 
   dense_ = backend_->make_dense(weights_, dense_limits(options, traits_));
