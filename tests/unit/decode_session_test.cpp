@@ -22,12 +22,12 @@ using namespace dualdecoder::test;
 
 namespace {
 
-const TinyModel& model_of(DataType type) {
-  static const TinyModel f32(DataType::f32);
-  static const TinyModel bf16(DataType::bf16);
+const SessionModel& model_of(DataType type) {
+  static const SessionModel f32(DataType::f32);
+  static const SessionModel bf16(DataType::bf16);
   return type == DataType::f32 ? f32 : bf16;
 }
-const TinyModel& tiny() { return model_of(DataType::f32); }
+const SessionModel& tiny() { return model_of(DataType::f32); }
 
 AddOptions tokens_wanted(int count) {
   AddOptions add;
@@ -95,7 +95,7 @@ std::vector<std::pair<std::string, std::unique_ptr<RetrievalPredictor>>> dual_pr
 }
 
 void check_wait_invariant(DataType type, const std::vector<std::vector<Token>>& prompts, int wanted) {
-  const TinyModel& model = model_of(type);
+  const SessionModel& model = model_of(type);
   SessionOptions options = tiny_options();
   options.kv_type = type;
   options.max_sequences = static_cast<int>(prompts.size());

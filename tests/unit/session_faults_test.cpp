@@ -25,8 +25,8 @@ using namespace dualdecoder::test;
 
 namespace {
 
-const TinyModel& tiny() {
-  static const TinyModel model;
+const SessionModel& tiny() {
+  static const SessionModel model;
   return model;
 }
 

@@ -30,11 +30,11 @@ inline ModelConfig tiny_config() {
   return config;
 }
 
-struct TinyModel {
+struct SessionModel {
   std::shared_ptr<Backend> backend = cpu::make_cpu_backend({.threads = 2});
   std::shared_ptr<const ModelWeights> weights;
 
-  explicit TinyModel(DataType matrices = DataType::f32)
+  explicit SessionModel(DataType matrices = DataType::f32)
       : weights(make_synthetic_weights(tiny_config(), 7, *backend, {.matrix_type = matrices, .threads = 1, .on_progress = {}})) {}
 };
 
@@ -89,13 +89,13 @@ inline std::vector<Text> generate(DecodeSession& session, const std::vector<std:
   return texts;
 }
 
-inline std::vector<Text> generate(const TinyModel& model, const SessionOptions& options, std::unique_ptr<RetrievalPredictor> predictor,
+inline std::vector<Text> generate(const SessionModel& model, const SessionOptions& options, std::unique_ptr<RetrievalPredictor> predictor,
                                   const std::vector<std::vector<Token>>& prompts, const AddOptions& add) {
   DecodeSession session(model.backend, model.weights, options, std::move(predictor));
   return generate(session, prompts, add);
 }
 
-inline std::vector<Text> generate(const TinyModel& model, const SessionOptions& options, const std::vector<std::vector<Token>>& prompts,
+inline std::vector<Text> generate(const SessionModel& model, const SessionOptions& options, const std::vector<std::vector<Token>>& prompts,
                                   const AddOptions& add) {
   return generate(model, options, make_predictor(options), prompts, add);
 }
