@@ -25,7 +25,7 @@ struct Options {
   std::string mode;
   std::string model;
   std::vector<std::string> texts;
-  std::vector<int> contexts{2048, 4096, 8128};
+  std::vector<int> contexts{2048, 4096, 8064};
   int tokens = 6000;
   int generate = 64;
   int repeat = 3;
