@@ -89,7 +89,7 @@ TSAN_OPTIONS=halt_on_error=1 build/tsan/tests/unit_tests '[lanes]' | tail -n 4
 if [[ -n $full ]]; then
   stage "fuzz targets"
   configure fuzz
-  compile fuzz
+  compile fuzz fuzz_gguf fuzz_safetensors fuzz_tokenizer
   find build/fuzz/tests -maxdepth 1 -name 'fuzz_*' -type f -perm -u+x -print0 | xargs -0 -P "$jobs" -n 1 bash -c 'fuzz_one "$0"'
 fi
 
