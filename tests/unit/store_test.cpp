@@ -175,8 +175,8 @@ class Twin {
 /// Drives one sequence of a store by hand, moving every transfer at once.
 class Bench {
  public:
-  explicit Bench(const StoreOptions& options)
-      : backend(cpu::make_cpu_backend({.threads = 2})), store(backend->make_store(options)), options_(options) {
+  explicit Bench(const StoreOptions& options, int threads = 2)
+      : backend(cpu::make_cpu_backend({.threads = threads})), store(backend->make_store(options)), options_(options) {
     const KvStore::Capacities capacities = store->capacities();
     chunks_.resize(at(options.rows_per_sequence * kKvHeads * capacities.selection));
     scores_.resize(chunks_.size());
@@ -390,10 +390,7 @@ TEST_CASE("under wait row 0 is bit-identical for any slots, store and prediction
 TEST_CASE("the number of threads does not change a bit", "[store]") {
   Text text(16, 400, 9);
   const auto run = [&](int threads) {
-    StoreOptions options = small_options();
-    Bench bench(options);
-    bench.backend = cpu::make_cpu_backend({.threads = threads});
-    bench.store = bench.backend->make_store(options);
+    Bench bench(small_options(), threads);
     bench.prefill(text, 350);
     return bench.pass(text, RowMode::single);
   };
