@@ -28,7 +28,6 @@ configure_package_config_file(
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/dualdecoder-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(
   FILES ${CMAKE_CURRENT_BINARY_DIR}/dualdecoder-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/dualdecoder-config-version.cmake
-        cmake/FindCBLAS.cmake
   DESTINATION ${package_dir}
 )
 

@@ -17,7 +17,7 @@ stage() { printf '\n== %s (%s s so far)\n' "$*" "$SECONDS"; }
 install_missing() {
   command -v dpkg-query >/dev/null || { echo "test.sh: not a Debian or Ubuntu machine: packages are taken as they are"; return; }
   local wanted=(
-    g++ cmake ninja-build git pkg-config binutils libopenblas-dev catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev
+    g++ cmake ninja-build git pkg-config binutils catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev
     libbenchmark-dev doxygen python3 python3-pip ca-certificates clang clang-tidy clang-format-14
   )
   [[ -z $full ]] || wanted+=(libclang-rt-14-dev)
