@@ -463,8 +463,8 @@ void ChunkStore::seal(int slot, StreamRef) {
   sequence.sealed = true;
 }
 
-/// DESIGN 2.3: per query head the mean over the last prompt queries of log(true unselected mass / estimated), each kept in -3 .. 6 as the
-/// measurements behind LOCALITY did. The last query also names the chunks that the store starts with.
+/// docs/concepts.md#tail-estimate: per query head the mean over the last prompt queries of log(true unselected mass / estimated), each
+/// kept in -3 .. 6. The last query also names the chunks that the store starts with.
 void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
   const Sequence& sequence = sequences_[index(slot)];
   const Head head{slot, layer, kv_head};

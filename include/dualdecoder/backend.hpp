@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "dualdecoder/kv_store.hpp"
@@ -29,10 +30,12 @@ class DenseModel {
   DenseModel& operator=(const DenseModel&) = delete;
   virtual ~DenseModel() = default;
 
+  /// Element type that q, k, v and attention should have to be read and written fastest; f32 is always taken too.
+  virtual DataType activation_type() const noexcept { return DataType::f32; }
   /// hidden[r] = embedding of tokens[r]; a token of -1 (a dead row) gives zeros. hidden: [rows, hidden] f32.
   virtual void embed(const Token* tokens, Tensor hidden, StreamRef stream) = 0;
   /// Norm, projections, biases, QK norm and RoPE at positions[r]. hidden is read only; q: [rows, heads, head_dim], k and v: [rows,
-  /// kv_heads, head_dim], f32. With a null k only q is computed (layer-ahead rehearsal).
+  /// kv_heads, head_dim], f32 or activation_type(). With a null k only q is computed (layer-ahead rehearsal).
   virtual void before_attention(Layer layer, ConstTensor hidden, const int* positions, Tensor q, Tensor k, Tensor v, StreamRef stream) = 0;
   /// Output projection, residual, norm, gated MLP, residual. attention: [rows, heads, head_dim]; hidden is updated.
   virtual void after_attention(Layer layer, ConstTensor attention, Tensor hidden, StreamRef stream) = 0;
@@ -49,6 +52,17 @@ class DenseModel {
 struct DenseLimits {
   int decode_rows = 2;     ///< rows of the largest decode pass
   int prefill_rows = 512;  ///< rows of the largest block of one call
+};
+
+/// Work of a stream that was recorded once and runs again at every launch, on what its memory holds then.
+class StepGraph {
+ public:
+  StepGraph() = default;
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+  virtual ~StepGraph() = default;
+
+  virtual void launch(StreamRef stream) = 0;
 };
 
 /// Makes the parts that run on one device. Owns streams and memory resources; outlives everything made from it. Threading: calls may come
@@ -68,6 +82,14 @@ class Backend {
   virtual void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
   /// Waits until everything enqueued on `stream` is done.
   virtual void synchronize(StreamRef stream) = 0;
+
+  /// Records what `work` enqueues on `stream` instead of running it. Null where the backend does not record; `work` is then not called.
+  /// Rethrows what `work` throws; the stream is as before. Throws CudaError where something in `work` cannot be recorded.
+  virtual std::unique_ptr<StepGraph> record(const std::function<void()>& work, StreamRef stream) {
+    static_cast<void>(work);
+    static_cast<void>(stream);
+    return nullptr;
+  }
 
   virtual std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) = 0;
   virtual std::unique_ptr<KvStore> make_store(const StoreOptions& options) = 0;

@@ -69,6 +69,19 @@ class HostStepKernels final : public StepKernels {
     }
   }
 
+  void force(const StepState& state, const Token* forced, Token* sampled, StreamRef) override {
+    for (int place = 0; place < state.sequences; ++place) {
+      if (row_is_live(state.mode[place], 0) && forced[place] >= 0) sampled[place * state.rows_per_sequence] = forced[place];
+    }
+  }
+  void mark_seen(const StepState& state, std::uint64_t* const* seen, StreamRef) override {
+    for (int place = 0; place < state.sequences; ++place) {
+      if (!row_is_live(state.mode[place], 0) || seen[place] == nullptr) continue;
+      const auto token = static_cast<std::uint32_t>(state.token[place]);
+      seen[place][token / 64] |= std::uint64_t{1} << (token % 64);
+    }
+  }
+
   void upload(void* target, const void* source, std::size_t bytes, StreamRef) override { copy(target, source, bytes); }
   void download(void* target, const void* source, std::size_t bytes, StreamRef) override { copy(target, source, bytes); }
 

@@ -59,6 +59,10 @@ class StepKernels {
   virtual void advance(const StepState& state, const Outcome& outcome, const AdvanceRule& rule, StreamRef stream) = 0;
   /// Lays the next pass out: per row its token and position, -1 and 0 for dead rows. tokens, positions: [rows].
   virtual void lay_out(const StepState& state, Token* tokens, int* positions, StreamRef stream) = 0;
+  /// Row 0 of a place where it is live sampled `forced[place]` instead, where that is not negative. forced: [sequences], sampled: [rows].
+  virtual void force(const StepState& state, const Token* forced, Token* sampled, StreamRef stream) = 0;
+  /// Sets the bit of the true token in `seen[place]` where row 0 is live; see SamplingView::seen. seen: [sequences], may hold null.
+  virtual void mark_seen(const StepState& state, std::uint64_t* const* seen, StreamRef stream) = 0;
   /// Copies host memory into memory of the backend, in the order of the stream; the source may be reused on return.
   virtual void upload(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
   /// Copies memory of the backend into host memory and waits for it; for tools that record, never inside an ordinary step.

@@ -104,24 +104,28 @@ class SparseAttention {
     TransferScheduler& scheduler = *parts_.scheduler;
     const TraceSpan span(parts_.trace, "compute", "attend");
     scheduler.wait(Lane::prefetch, layer, stream);
-    store.select(layer, view_, rows.queries, by_row_, stream);
+    // work on the side stream may still read the lists of the layer before
+    const Selection& by_row = by_row_[static_cast<std::size_t>(layer)];
     Selection next{};
+    store.select(layer, view_, rows.queries, by_row, stream);
     if (ahead && traits_.layer_ahead && layer + 1 < shape_.layers) {
-      store.select(layer + 1, view_, ahead, ahead_, stream);
-      next = ahead_;
+      next = ahead_[static_cast<std::size_t>(layer)];
+      store.select(layer + 1, view_, ahead, next, stream);
     }
-    Prediction prediction{.layer = layer, .this_step = false, .chunks = predicted_};
-    parts_.predictor->predict(layer, view_, by_row_, next, prediction, *parts_.kernels, stream);
-    store.resolve_needed(layer, view_, by_row_, urgent_, stream);
+    store.resolve_needed(layer, view_, by_row, urgent_, stream);
     scheduler.submit(Lane::urgent, layer, urgent_, stream);
     scheduler.wait(Lane::urgent, layer, stream);
-    store.attend(layer, view_, rows, by_row_, out, stream);
-    const Layer target = store.resolve_predicted(layer, view_, prediction, prefetch_, stream);
-    scheduler.submit(Lane::prefetch, target, prefetch_, stream);
+    store.attend(layer, view_, rows, by_row, out, stream);
+    const StreamRef side = scheduler.side_stream(stream);
+    Prediction prediction{.layer = layer, .this_step = false, .chunks = predicted_};
+    parts_.predictor->predict(layer, view_, by_row, next, prediction, *parts_.kernels, side);
+    const Layer target = store.resolve_predicted(layer, view_, prediction, prefetch_, side);
+    scheduler.submit(Lane::prefetch, target, prefetch_, side);
   }
   /// Makes row 0 of every single and dual place part of its context.
   void end_step(StreamRef stream) {
     parts_.scheduler->wait(Lane::write_back, 0, stream);
+    parts_.scheduler->rejoin(stream);
     parts_.store->commit(view_, write_back_, stream);
     parts_.scheduler->submit(Lane::write_back, 0, write_back_, stream);
   }
@@ -173,9 +177,13 @@ class SparseAttention {
   }
   void carve(Carver& carver, const KvStore::Capacities& capacities) {
     const int rows = shape_.max_sequences * traits_.rows_per_sequence;
-    by_row_ = carve_selection(carver, rows, capacities.selection);
+    by_row_.clear();
+    ahead_.clear();
+    for (Layer layer = 0; layer < shape_.layers; ++layer) by_row_.push_back(carve_selection(carver, rows, capacities.selection));
+    for (Layer layer = 0; traits_.layer_ahead && layer + 1 < shape_.layers; ++layer) {
+      ahead_.push_back(carve_selection(carver, rows, capacities.selection));
+    }
     predicted_ = carve_selection(carver, shape_.max_sequences, capacities.selection);
-    if (traits_.layer_ahead) ahead_ = carve_selection(carver, rows, capacities.selection);
     urgent_ = carve_list(carver, capacities.urgent);
     prefetch_ = carve_list(carver, capacities.prefetch);
     write_back_ = carve_list(carver, capacities.write_back);
@@ -185,7 +193,9 @@ class SparseAttention {
   SparseAttentionShape shape_;
   PredictorTraits traits_;
   Buffer lists_;
-  Selection by_row_, predicted_, ahead_;
+  std::vector<Selection> by_row_;  // [layers]
+  std::vector<Selection> ahead_;   // [layers - 1] where the predictor looks a layer ahead
+  Selection predicted_;
   TransferList urgent_, prefetch_, write_back_;
   std::vector<int> free_slots_;
   StepView view_;

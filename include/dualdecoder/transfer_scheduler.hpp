@@ -53,6 +53,11 @@ class TransferScheduler {
   /// `stream` goes on when everything submitted to `lane` for `layer` has arrived. A waited-for prefetch overtakes those of other layers.
   /// Rethrows what a copy threw. On the CPU backend the calling thread is the stream, so it blocks.
   virtual void wait(Lane lane, Layer layer, StreamRef stream) = 0;
+  /// A stream for work that later steps need and this one does not: what is enqueued there runs after what `after` holds so far and beside
+  /// what follows on it. A scheduler without such a stream returns `after`.
+  virtual StreamRef side_stream(StreamRef after) { return after; }
+  /// `stream` goes on when everything on the side stream has run; nothing to do where there is none.
+  virtual void rejoin(StreamRef stream) { static_cast<void>(stream); }
   /// wait() for every lane and layer.
   virtual void drain(StreamRef stream) = 0;
   virtual LaneStatistics statistics(Lane lane) const = 0;

@@ -1,6 +1,6 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
-// DecodeSession on a tiny random model. The invariants are those of DESIGN section 2: what a run gives is compared bit for bit with what
+// DecodeSession on a tiny random model. The invariants are those of docs/concepts.md: what a run gives is compared bit for bit with what
 // another configuration of the same run gives, and with the full store, whose values golden_test compares with another library.
 #include "dualdecoder/decode_session.hpp"
 

@@ -1,6 +1,6 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
-// The invariants of DESIGN section 2 on the published SmolLM2 model. The full store, which the sparse ones must equal at a budget of the
+// The invariants of docs/concepts.md on the published SmolLM2 model. The full store, which the sparse ones must equal at a budget of the
 // whole context, is compared with the transformers library in golden_test.
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,8 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
-// The CPU stores against a twin in double precision that follows DESIGN 2.3 and LOCALITY from scratch: chunk means, softmax over chunks per
-// query head, maximum over the group, top-k, and attention over every token with the unselected chunks replaced by their estimates.
+// The CPU stores against a twin in double precision that follows docs/concepts.md (selection, tail estimate) from scratch: chunk means,
+// softmax over chunks per query head, maximum over the group, top-k, and attention over every token with the unselected chunks replaced by
+// their estimates.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -190,7 +190,7 @@ inline void check_blocks(const StoreSubject& subject, Findings& findings) {
   }
 }
 
-/// DESIGN section 2: under `wait` row 0 depends on weights, tokens and selection options alone.
+/// docs/concepts.md#what-is-deterministic: under `wait` row 0 depends on weights, tokens and selection options alone.
 inline void check_independence(const StoreSubject& subject, Findings& findings) {
   StoreOptions options = store_options(subject);
   const std::vector<float> expected = decode_afresh(subject, options, {Story(7), 150, 24});
@@ -436,8 +436,8 @@ inline void check_store_errors(const StoreSubject& subject, Findings& findings) 
 
 }  // namespace detail
 
-/// What every KvStore honours, as kv_store.hpp and DESIGN section 2 say. Needs a store
-/// for any StoreOptions with head_dim 16.
+/// What every KvStore honours, as kv_store.hpp and docs/concepts.md#invariants say. Needs a store for any StoreOptions
+/// with head_dim 16.
 inline std::vector<std::string> check_kv_store(const StoreSubject& subject) {
   Findings findings;
   findings.run("Equality with dense attention", [&] { detail::check_equals_dense(subject, findings); });
