@@ -1,0 +1,167 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dualdecoder/step_view.hpp"
+#include "dualdecoder/tensor.hpp"
+#include "dualdecoder/types.hpp"
+
+#if defined(__CUDACC__)
+#define DUALDECODER_HOST_DEVICE __host__ __device__
+#else
+#define DUALDECODER_HOST_DEVICE
+#endif
+
+namespace dualdecoder::cuda {
+
+inline constexpr int kTileChunks = 16;     ///< chunks that one matrix instruction scores
+inline constexpr int kSplitChunks = 1024;  ///< chunks that one block scores or sums up; a multiple of kTileChunks
+inline constexpr int kPartTokens = 256;    ///< exact tokens that one block attends to
+
+/// What a store counted; the order is that of StoreStatistics.
+enum class Counter : int {
+  needed,
+  predicted_hit,
+  predictable,
+  resident_hit,
+  estimated,
+  urgent_bytes,
+  prefetch_bytes,
+  write_back_bytes,
+  prefetch_dropped,
+  count
+};
+
+/// Shapes and device arrays of a store, passed to kernels by value. "list" is a KV head of a layer of a storage slot, "row list" a KV head
+/// of a row of a pass. A chunk-head is keys [chunk, dim], then values [chunk, dim], bf16, wherever it lies.
+struct StoreLayout {
+  int layers;
+  int heads;
+  int kv_heads;
+  int group;  ///< query heads of a KV head
+  int dim;    ///< of a head, a multiple of 16
+  int max_sequences;
+  int rows_per_sequence;
+  int chunk;  ///< tokens
+  int sink_chunks;
+  int window_chunks;  ///< ring: chunk j at j % window_chunks
+  int local_tokens;
+  int max_chunks;  ///< choosable or not, a multiple of kTileChunks
+  int splits;      ///< of kSplitChunks that max_chunks takes
+  int selected;    ///< chunks of one row list at most
+  int parts;       ///< of kPartTokens that the selected chunks take
+  int slots;       ///< of one list in a resident store
+  std::uint32_t chunk_bytes;
+  bool tail;          ///< unselected chunks are estimated
+  bool row1_as_row0;  ///< row 1 attends to row 0's chunks
+  bool wait_policy;   ///< MissPolicy::wait
+  float bias_scale;
+  int prefetch_chunks_per_layer;  ///< bound on one layer's loads of a step; 0: none
+
+  // per list
+  std::byte* sinks;            ///< [lists, sink_chunks] chunk-heads
+  std::byte* window;           ///< [lists, window_chunks] chunk-heads
+  std::int8_t* key_means;      ///< [lists, max_chunks, dim]
+  float* key_scales;           ///< [lists, max_chunks]
+  std::uint32_t* value_tiles;  ///< [lists, max_chunks / 16, 32 lanes, dim / 16] see value_place()
+  float* value_scales;         ///< [lists, max_chunks]
+  float* bias;                 ///< [max_sequences, layers, heads]
+  std::byte** host;            ///< [max_sequences] host tier [layers, kv_heads, host_chunks] chunk-heads, readable by the device
+  int* host_chunks;            ///< [max_sequences]
+  int* predicted;              ///< [lists, selected] ascending, for the statistics
+  int* predicted_count;        ///< [lists] -1: none
+  int* predicted_limit;        ///< [lists] end of the choosable chunks when predicted
+  // slots; a slot list is a KV head of one of slot_layers of a storage slot
+  int* slot_of;         ///< [slot lists, max_chunks] -1: in none
+  int* chunk_of;        ///< [slot lists, slots] -1: empty
+  std::uint32_t* used;  ///< [slot lists, slots] time of last use: 2 * pass + 1 when needed, 2 * pass + 2 when predicted
+  std::byte* data;      ///< [slot lists, slots] chunk-heads
+  std::uint32_t* pass;  ///< [1] passes committed so far, from 1
+
+  // of one pass; the first index is the parity of the layer, since a layer-ahead predictor selects for the next layer before this one
+  // attends
+  float* scores;            ///< [2, row lists, group, max_chunks] scaled score of a chunk's mean, by chunk
+  float* score_max;         ///< [2, row lists, splits, group]
+  float* score_sum;         ///< [2, row lists, splits, group] of exp(score - score_max)
+  float* partials;          ///< [row lists, parts + 1 + splits, group, dim + 2] values, then largest score and sum of exp
+  std::uint64_t* counters;  ///< [Counter::count]
+
+  DUALDECODER_HOST_DEVICE std::size_t list(int slot, Layer layer, int kv_head) const {
+    return (static_cast<std::size_t>(slot) * static_cast<std::size_t>(layers) + static_cast<std::size_t>(layer)) *
+               static_cast<std::size_t>(kv_heads) +
+           static_cast<std::size_t>(kv_head);
+  }
+  DUALDECODER_HOST_DEVICE std::size_t row_list(int row, int kv_head) const {
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(kv_head);
+  }
+  DUALDECODER_HOST_DEVICE int rows() const { return max_sequences * rows_per_sequence; }
+  DUALDECODER_HOST_DEVICE std::size_t row_lists() const { return row_list(rows(), 0); }
+  /// Row list of the work arrays that hold both parities.
+  DUALDECODER_HOST_DEVICE std::size_t work_list(Layer layer, int row, int kv_head) const {
+    return static_cast<std::size_t>(layer & 1) * row_lists() + row_list(row, kv_head);
+  }
+  /// First chunk that can be chosen, and one behind the last: the window of `length` committed tokens begins there.
+  DUALDECODER_HOST_DEVICE int range_begin() const { return sink_chunks; }
+  DUALDECODER_HOST_DEVICE int range_end(int length) const {
+    const int end = (length - local_tokens) / chunk;
+    return end > sink_chunks ? end : sink_chunks;
+  }
+  /// Where a chunk that is a sink or in the window lies on the device.
+  DUALDECODER_HOST_DEVICE std::byte* near_chunk(std::size_t list, int j) const {
+    return j < sink_chunks
+               ? sinks + (list * static_cast<std::size_t>(sink_chunks) + static_cast<std::size_t>(j)) * chunk_bytes
+               : window + (list * static_cast<std::size_t>(window_chunks) + static_cast<std::size_t>(j % window_chunks)) * chunk_bytes;
+  }
+  DUALDECODER_HOST_DEVICE std::byte* slot_data(std::size_t slot_list, int slot) const {
+    return data + (slot_list * static_cast<std::size_t>(slots) + static_cast<std::size_t>(slot)) * chunk_bytes;
+  }
+#if defined(__CUDACC__)
+  /// The slot list of a layer in the pass `pass`; buffers that swap go on swapping from pass to pass where the layers are odd.
+  __device__ std::size_t slot_list(int slot, Layer layer, int kv_head, std::uint32_t in_pass) const {
+    int buffer = layer;
+    if (slot_layers != layers)
+      buffer = static_cast<int>((in_pass * static_cast<std::uint32_t>(layers) + static_cast<std::uint32_t>(layer)) & 1U);
+    return (static_cast<std::size_t>(slot) * static_cast<std::size_t>(slot_layers) + static_cast<std::size_t>(buffer)) *
+               static_cast<std::size_t>(kv_heads) +
+           static_cast<std::size_t>(kv_head);
+  }
+  /// A chunk on the host tier; only the device reads the table of bases.
+  __device__ std::byte* host_chunk(int slot, Layer layer, int kv_head, int j) const {
+    const std::size_t at = static_cast<std::size_t>(layer) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(kv_head);
+    return host[slot] + (at * static_cast<std::size_t>(host_chunks[slot]) + static_cast<std::size_t>(j)) * chunk_bytes;
+  }
+#endif
+};
+
+/// Place of a value summary's element in its tile of 16 chunks: the order in which mma.m16n8k16 takes its B operand (k = chunk, n = dim),
+/// so that a lane reads the dim / 16 words that are its own. A word holds, for an even and an odd group j of 8 dims, the four chunks 2t, 2t
+/// + 1, 2t + 8 and 2t + 9 of lane t: pair p = (j % 2) * 2 + h at bits 4 p (chunk 2t + 8h) and 16 + 4 p (chunk 2t + 8h + 1). Nibbles are the
+/// level plus 8, -7 .. 7.
+struct ValuePlace {
+  int word;  ///< in the tile
+  int shift;
+};
+DUALDECODER_HOST_DEVICE inline ValuePlace value_place(int dim, int chunk_in_tile, int d) {
+  const int j = d / 8;
+  const int lane = (d % 8) * 4 + (chunk_in_tile % 8) / 2;
+  const int pair = (j % 2) * 2 + chunk_in_tile / 8;
+  return {lane * (dim / 16) + j / 2, (chunk_in_tile % 2) * 16 + pair * 4};
+}
+
+/// Rows that kernels read or write: f32 or bf16, told apart at run time, since they are few next to what a kernel reads.
+struct RowsIn {
+  const void* data;
+  bool bf16;
+};
+struct RowsOut {
+  void* data;
+  bool bf16;
+};
+inline RowsIn rows_in(const ConstTensor& tensor) { return {tensor.data, tensor.type == DataType::bf16}; }
+inline RowsOut rows_out(const Tensor& tensor) { return {tensor.data, tensor.type == DataType::bf16}; }
+
+}  // namespace dualdecoder::cuda
