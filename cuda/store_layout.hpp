@@ -50,11 +50,12 @@ struct StoreLayout {
   int sink_chunks;
   int window_chunks;  ///< ring: chunk j at j % window_chunks
   int local_tokens;
-  int max_chunks;  ///< choosable or not, a multiple of kTileChunks
-  int splits;      ///< of kSplitChunks that max_chunks takes
-  int selected;    ///< chunks of one row list at most
-  int parts;       ///< of kPartTokens that the selected chunks take
-  int slots;       ///< of one list in a resident store
+  int max_chunks;   ///< choosable or not, a multiple of kTileChunks
+  int splits;       ///< of kSplitChunks that max_chunks takes
+  int selected;     ///< chunks of one row list at most
+  int parts;        ///< of kPartTokens that the selected chunks take
+  int slots;        ///< of one slot list
+  int slot_layers;  ///< layers that have slots of their own: all (resident), or 2 buffers that swap (ping-pong)
   std::uint32_t chunk_bytes;
   bool tail;          ///< unselected chunks are estimated
   bool row1_as_row0;  ///< row 1 attends to row 0's chunks
