@@ -33,6 +33,11 @@ install(
 
 # The .pc file finds its prefix from where it lies; ".." as often as its folder is deep.
 string(REGEX REPLACE "[^/]+" ".." pc_to_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+set(dualdecoder_pc_cuda "")
+if(dualdecoder_has_cuda)
+  string(REPLACE "CUDA::" " -l" cudart ${dualdecoder_cudart})
+  set(dualdecoder_pc_cuda " -L${CUDAToolkit_LIBRARY_DIR}${cudart} -lcublas -ldl -lrt")
+endif()
 configure_file(cmake/dualdecoder.pc.in dualdecoder.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/dualdecoder.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/dualdecoder)

@@ -9,13 +9,17 @@ function(dualdecoder_strict target)
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Wshadow;-Wno-missing-field-initializers>
                       $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${DUALDECODER_WERROR}>>:-Werror>
+                      $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>
+                      $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${DUALDECODER_WERROR}>>:--Werror=all-warnings>
   )
   if(DUALDECODER_SANITIZE)
-    target_compile_options(${target} PRIVATE -fsanitize=${DUALDECODER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    target_compile_options(
+      ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DUALDECODER_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>
+    )
     target_link_options(${target} PRIVATE -fsanitize=${DUALDECODER_SANITIZE})
   endif()
   if(DUALDECODER_FUZZ)
-    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
   endif()
 endfunction()
 
