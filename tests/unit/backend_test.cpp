@@ -18,24 +18,10 @@
 #include "src/host_memory.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/expect_error.hpp"
+#include "tests/unit/session_fixture.hpp"
 
 namespace dualdecoder::cpu {
 namespace {
-
-ModelConfig small_model() {
-  ModelConfig config;
-  config.architecture = "llama";
-  config.layers = 1;
-  config.hidden = 32;
-  config.intermediate = 48;
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.head_dim = 8;
-  config.vocabulary = 100;
-  config.context = 64;
-  config.tied_embeddings = true;
-  return config;
-}
 
 class IgnoringTrace final : public TraceSink {
  public:
@@ -91,12 +77,12 @@ TEST_CASE("a caller's own memory resources serve their kinds", "[backend]") {
 
   LoadOptions options;
   options.threads = 1;
-  const auto weights = make_synthetic_weights(small_model(), 1, *backend, options);
+  const auto weights = make_synthetic_weights(test::tiny_config(), 1, *backend, options);
   CHECK(device.live_bytes() == weights->memory().device_bytes());
   const std::size_t before = device.live_bytes();
   {
     const auto dense = backend->make_dense(weights, {});
-    CHECK(device.live_bytes() - before == backend->dense_plan(small_model(), {}).device_bytes());
+    CHECK(device.live_bytes() - before == backend->dense_plan(test::tiny_config(), {}).device_bytes());
   }
   CHECK(device.live_bytes() == before);
   device.fail_at(0);
