@@ -98,6 +98,9 @@ class Backend {
   virtual MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const = 0;
   virtual MemoryPlan store_plan(const StoreOptions& options) const = 0;
 
+  /// DenseModel::activation_type() of the models that make_dense makes.
+  virtual DataType activation_type() const noexcept { return DataType::f32; }
+
   virtual LogSink* log() const noexcept = 0;
   virtual TraceSink* trace() const noexcept = 0;
 };

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -65,7 +66,6 @@ class DecodeSession {
     int generated = 0;
     int capacity = 0;
     AddOptions options;
-    std::vector<std::uint64_t> seen;  // host mirror of the bitset, empty without a repetition penalty
   };
   /// What the host mirrors of the device's state after every pass, in one block.
   struct Mirror {
@@ -95,24 +95,36 @@ class DecodeSession {
     std::uint64_t** seen;
     std::uint64_t* seen_bits;
     Token* tokens;
+    Token* forced;  // [places] -1: none
     int* positions;
     float* hidden;
-    float* q;
-    float* ahead;
-    float* k;
-    float* v;
-    float* attention;
+    std::byte* q;  // of activation_type(), as the next four
+    std::byte* ahead;
+    std::byte* k;
+    std::byte* v;
+    std::byte* attention;
     float* logits;
   };
-  static Work carve_work(Carver& carver, const ModelConfig& config, int places, int rows, bool ahead);
-  static std::size_t prefill_bytes(const ModelConfig& config, const SessionOptions& options, int tokens);
+  /// Passes differ in these; one graph serves all that agree.
+  struct GraphKey {
+    int places = 0;
+    bool lone = false;
+    friend auto operator<=>(const GraphKey&, const GraphKey&) = default;
+  };
+  struct WorkShape {
+    int places;
+    int rows;
+    bool ahead;
+    DataType activation;
+  };
+  static Work carve_work(Carver& carver, const ModelConfig& config, const WorkShape& shape);
+  static std::size_t prefill_bytes(const ModelConfig& config, const SessionOptions& options, DataType activation, int tokens);
   static int prefill_block(const SessionOptions& options, int tokens) { return std::min(options.prefill_block, tokens); }
   static std::size_t seen_words(const ModelConfig& config) { return (static_cast<std::size_t>(config.vocabulary) + 63) / 64; }
   static DenseLimits dense_limits(const SessionOptions& options, const PredictorTraits& traits) {
     return {.decode_rows = options.max_sequences * traits.rows_per_sequence, .prefill_rows = options.prefill_block};
   }
 
-  Tensor rows_tensor(float* data, int heads) const { return {data, DataType::f32, {rows_, heads, config().head_dim}}; }
   StepView view() const {
     return {.sequences = places_count_,
             .rows_per_sequence = traits_.rows_per_sequence,
@@ -152,10 +164,11 @@ class DecodeSession {
   int free_place() const;
   void prefill(int place, std::span<const Token> prompt);
   void run_pass();
+  bool wants_logits() const;
   void download_logits();
   void deliver_logits(int place, std::span<const float> logits);
-  void apply_forced(int place, int row);
-  void mark_seen(int place, Token token);
+  void enqueue_pass();
+  void upload_forced();
   void count_pass();
   void end_finished();
   void finish_token(int place, Token token, StepResult& result);
@@ -168,9 +181,11 @@ class DecodeSession {
   std::unique_ptr<DenseModel> dense_;
   std::unique_ptr<SparseAttention> attention_;
   int places_count_ = 0;
-  int rows_ = 0;
+  DataType activation_ = DataType::f32;
   Buffer work_buffer_;
   Work work_{};
+  std::map<GraphKey, std::unique_ptr<StepGraph>> graphs_;
+  std::vector<Token> forced_;  // [places] what work_.forced holds
   std::vector<std::byte> mirror_buffer_;
   Mirror mirror_{};
   std::vector<Place> places_;

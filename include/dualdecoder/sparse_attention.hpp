@@ -133,6 +133,8 @@ class SparseAttention {
   void observe(const StepState& state, const Outcome& outcome, int active, StreamRef stream) {
     parts_.predictor->observe(state, outcome, active, *parts_.kernels, stream);
   }
+  /// `stream` goes on when what runs beside it has ended; see TransferScheduler::rejoin.
+  void rejoin(StreamRef stream) { parts_.scheduler->rejoin(stream); }
   /// Waits for every transfer.
   void drain(StreamRef stream) { parts_.scheduler->drain(stream); }
 

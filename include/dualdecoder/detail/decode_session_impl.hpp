@@ -12,9 +12,10 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
   traits_ = predictor->traits();
   const ModelConfig& config = weights_->config();
   const StoreOptions store_options = make_store_options(config, options, traits_);
-  rows_ = options.max_sequences * traits_.rows_per_sequence;
+  const int rows = options.max_sequences * traits_.rows_per_sequence;
 
   dense_ = backend_->make_dense(weights_, dense_limits(options, traits_));
+  activation_ = dense_->activation_type();
   auto store = backend_->make_store(store_options);
   const KvStore::Capacities capacities = store->capacities();
   auto scheduler =
@@ -33,21 +34,24 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
                            .trace = backend_->trace()},
       SparseAttentionShape{.layers = config.layers, .kv_heads = config.kv_heads, .max_sequences = options.max_sequences}, stream());
 
+  const WorkShape shape{.places = options.max_sequences, .rows = rows, .ahead = traits_.layer_ahead, .activation = activation_};
   Carver counting;
-  carve_work(counting, config, options.max_sequences, rows_, traits_.layer_ahead);
+  carve_work(counting, config, shape);
   work_buffer_ = Buffer(backend_->memory(MemoryKind::device), counting.bytes(), stream());
   Carver carving(work_buffer_.data());
-  work_ = carve_work(carving, config, options.max_sequences, rows_, traits_.layer_ahead);
+  work_ = carve_work(carving, config, shape);
   Carver mirror_counting;
-  carve_mirror(mirror_counting, options.max_sequences, rows_);
+  carve_mirror(mirror_counting, options.max_sequences, rows);
   // carved at the device block's own alignment, so that one copy fills it
   mirror_buffer_.resize(mirror_counting.bytes() + 64);
   const auto address = reinterpret_cast<std::uintptr_t>(mirror_buffer_.data());
   Carver mirror_carving(mirror_buffer_.data() + (64 - address % 64) % 64);
-  mirror_ = carve_mirror(mirror_carving, options.max_sequences, rows_);
+  mirror_ = carve_mirror(mirror_carving, options.max_sequences, rows);
 
   places_.resize(at(options.max_sequences));
   committed_.resize(places_.size());
+  forced_.assign(places_.size(), -1);
+  backend_->kernels().upload(work_.forced, forced_.data(), forced_.size() * sizeof(Token), stream());
   first_tokens_.reserve(places_.size());
   result_.tokens.reserve(2 * places_.size());
   for (int place = 0; place < options.max_sequences; ++place) {
@@ -60,33 +64,34 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
   }
 }
 
-inline DecodeSession::Work DecodeSession::carve_work(Carver& carver, const ModelConfig& config, int places, int rows, bool ahead) {
-  const auto r = at(rows);
-  const std::size_t q_row = at(config.q_width());
-  const std::size_t kv_row = at(config.kv_width());
+inline DecodeSession::Work DecodeSession::carve_work(Carver& carver, const ModelConfig& config, const WorkShape& shape) {
+  const auto r = at(shape.rows);
+  const std::size_t q_row = at(config.q_width()) * size_of(shape.activation);
+  const std::size_t kv_row = at(config.kv_width()) * size_of(shape.activation);
   Work work{};
-  work.state = carve_mirror(carver, places, rows);
-  work.slot_of = carver.take<int>(at(places));
-  work.sampling = carver.take<SamplingOptions>(at(places));
-  work.seen = carver.take<std::uint64_t*>(at(places));
-  work.seen_bits = carver.take<std::uint64_t>(at(places) * seen_words(config));
+  work.state = carve_mirror(carver, shape.places, shape.rows);
+  work.slot_of = carver.take<int>(at(shape.places));
+  work.sampling = carver.take<SamplingOptions>(at(shape.places));
+  work.seen = carver.take<std::uint64_t*>(at(shape.places));
+  work.seen_bits = carver.take<std::uint64_t>(at(shape.places) * seen_words(config));
   work.tokens = carver.take<Token>(r);
+  work.forced = carver.take<Token>(at(shape.places));
   work.positions = carver.take<int>(r);
   work.hidden = carver.take<float>(r * at(config.hidden));
-  work.q = carver.take<float>(r * q_row);
-  work.ahead = carver.take<float>(ahead ? r * q_row : 0);
-  work.k = carver.take<float>(r * kv_row);
-  work.v = carver.take<float>(r * kv_row);
-  work.attention = carver.take<float>(r * q_row);
+  work.q = carver.take<std::byte>(r * q_row);
+  work.ahead = carver.take<std::byte>(shape.ahead ? r * q_row : 0);
+  work.k = carver.take<std::byte>(r * kv_row);
+  work.v = carver.take<std::byte>(r * kv_row);
+  work.attention = carver.take<std::byte>(r * q_row);
   work.logits = carver.take<float>(r * at(config.vocabulary));
   return work;
 }
 
-inline std::size_t DecodeSession::prefill_bytes(const ModelConfig& config, const SessionOptions& options, int tokens) {
+inline std::size_t DecodeSession::prefill_bytes(const ModelConfig& config, const SessionOptions& options, DataType activation, int tokens) {
   const std::size_t n = at(tokens);
   const std::size_t block = at(prefill_block(options, tokens));
-  const std::size_t floats = n * (at(config.hidden) + 2 * at(config.kv_width())) + 2 * block * at(config.q_width());
-  return floats * sizeof(float) + n * (sizeof(Token) + sizeof(int)) + 8 * 64;
+  const std::size_t elements = n * 2 * at(config.kv_width()) + 2 * block * at(config.q_width());
+  return elements * size_of(activation) + n * at(config.hidden) * sizeof(float) + n * (sizeof(Token) + sizeof(int)) + 8 * 64;
 }
 
 inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const ModelConfig& config, const SessionOptions& options,
@@ -94,8 +99,13 @@ inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const Model
   const StoreOptions store_options = make_store_options(config, options, traits);
   MemoryPlan plan = backend.store_plan(store_options);
   plan.add(backend.dense_plan(config, dense_limits(options, traits)));
+  const DataType activation = backend.activation_type();
   Carver counting;
-  carve_work(counting, config, options.max_sequences, options.max_sequences * traits.rows_per_sequence, traits.layer_ahead);
+  carve_work(counting, config,
+             {.places = options.max_sequences,
+              .rows = options.max_sequences * traits.rows_per_sequence,
+              .ahead = traits.layer_ahead,
+              .activation = activation});
   plan.add("activations", MemoryKind::device, counting.bytes());
   // lists as long as those of the resident store, which asks for the most
   const int selected = std::max(1, std::min(options.budget_tokens, options.max_context) / options.chunk_tokens);
@@ -104,7 +114,7 @@ inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const Model
            SparseAttention::list_bytes(
                {.layers = config.layers, .kv_heads = config.kv_heads, .max_sequences = options.max_sequences}, traits,
                {.urgent = heads * selected, .prefetch = 2 * heads * selected, .write_back = heads * config.layers, .selection = selected}));
-  plan.add("prefill work space", MemoryKind::device, prefill_bytes(config, options, options.max_context));
+  plan.add("prefill work space", MemoryKind::device, prefill_bytes(config, options, activation, options.max_context));
   return plan;
 }
 
@@ -144,9 +154,9 @@ inline SequenceId DecodeSession::add(std::span<const Token> prompt, AddOptions o
   const std::size_t wanted = options.forced.empty() ? at(options.max_new_tokens) : options.forced.size();
   fresh.capacity = static_cast<int>(std::min(prompt.size() + wanted, at(options_.max_context)));
   fresh.options = std::move(options);
-  if (fresh.options.sampling.repetition_penalty != 1.0F) fresh.seen.resize(seen_words(config()));
+  std::vector<std::uint64_t> seen(fresh.options.sampling.repetition_penalty != 1.0F ? seen_words(config()) : 0);
   for (Token token : prompt) {
-    if (!fresh.seen.empty()) fresh.seen[at(token) / 64] |= std::uint64_t{1} << (at(token) % 64);
+    if (!seen.empty()) seen[at(token) / 64] |= std::uint64_t{1} << (at(token) % 64);
   }
   fresh.slot = attention_->open(fresh.capacity, stream());
   places_[at(place)] = std::move(fresh);
@@ -154,9 +164,9 @@ inline SequenceId DecodeSession::add(std::span<const Token> prompt, AddOptions o
   try {
     Place& added = places_[at(place)];
     std::uint64_t* bits = nullptr;
-    if (!added.seen.empty()) {
+    if (!seen.empty()) {
       bits = work_.seen_bits + at(place) * seen_words(config());
-      backend_->kernels().upload(bits, added.seen.data(), added.seen.size() * sizeof(std::uint64_t), stream());
+      backend_->kernels().upload(bits, seen.data(), seen.size() * sizeof(std::uint64_t), stream());
     }
     put(work_.seen, place, bits);
     put(work_.sampling, place, added.options.sampling);
@@ -196,15 +206,16 @@ inline void DecodeSession::prefill(int place, std::span<const Token> prompt) {
   const int slot = places_[at(place)].slot;
   const auto& on_prefill = places_[at(place)].options.on_prefill;
   const std::size_t total = prompt.size() * at(model.layers);
-  Buffer buffer(backend_->memory(MemoryKind::device), prefill_bytes(model, options_, count), stream());
+  Buffer buffer(backend_->memory(MemoryKind::device), prefill_bytes(model, options_, activation_, count), stream());
   Carver carver(buffer.data());
   Token* tokens = carver.take<Token>(at(count));
   int* positions = carver.take<int>(at(count));
   float* hidden = carver.take<float>(at(count) * at(model.hidden));
-  float* keys = carver.take<float>(at(count) * at(model.kv_width()));
-  float* values = carver.take<float>(at(count) * at(model.kv_width()));
-  float* q = carver.take<float>(at(block) * at(model.q_width()));
-  float* out = carver.take<float>(at(block) * at(model.q_width()));
+  const std::size_t element = size_of(activation_);
+  auto* keys = carver.take<std::byte>(at(count) * at(model.kv_width()) * element);
+  auto* values = carver.take<std::byte>(at(count) * at(model.kv_width()) * element);
+  auto* q = carver.take<std::byte>(at(block) * at(model.q_width()) * element);
+  auto* out = carver.take<std::byte>(at(block) * at(model.q_width()) * element);
   std::vector<int> ascending(at(count));
   for (int i = 0; i < count; ++i) ascending[at(i)] = i;
   backend_->kernels().upload(tokens, prompt.data(), prompt.size_bytes(), stream());
@@ -213,8 +224,8 @@ inline void DecodeSession::prefill(int place, std::span<const Token> prompt) {
   const auto matrix = [](float* data, int first, int rows, int width) {
     return Tensor{data + at(first) * at(width), DataType::f32, {rows, width}};
   };
-  const auto heads_of = [&](float* data, int first, int rows, int heads) {
-    return Tensor{data + at(first) * at(heads) * at(model.head_dim), DataType::f32, {rows, heads, model.head_dim}};
+  const auto heads_of = [&](std::byte* data, int first, int rows, int heads) {
+    return Tensor{data + at(first) * at(heads) * at(model.head_dim) * element, activation_, {rows, heads, model.head_dim}};
   };
   for (int first = 0; first < count; first += block) {
     const int rows = std::min(block, count - first);
@@ -269,7 +280,7 @@ inline void DecodeSession::run_pass() {
   const ModelConfig& model = config();
   const int rows = places_count_ * traits_.rows_per_sequence;
   const auto block = [&](float* data, int width) { return Tensor{data, DataType::f32, {rows, width}}; };
-  const auto heads_of = [&](float* data, int heads) { return Tensor{data, DataType::f32, {rows, heads, model.head_dim}}; };
+  const auto heads_of = [&](std::byte* data, int heads) { return Tensor{data, activation_, {rows, heads, model.head_dim}}; };
   const Tensor hidden = block(work_.hidden, model.hidden);
   const Tensor q = heads_of(work_.q, model.heads);
   const Tensor k = heads_of(work_.k, model.kv_heads);
@@ -295,13 +306,43 @@ inline void DecodeSession::run_pass() {
   dense_->head(hidden, logits, stream());
   download_logits();
   dense_->sample(logits, sampling_view(), work_.state.sampled, stream());
-  for (int place = 0; place < places_count_; ++place) apply_forced(place, place * traits_.rows_per_sequence);
+  kernels.force(state(), work_.forced, work_.state.sampled, stream());
+  kernels.mark_seen(state(), work_.seen, stream());
   attention_->end_step(stream());
+  attention_->observe(state(), {.sampled = work_.state.sampled}, active_, stream());
+}
+
+/// A pass as a graph where the backend records and nobody looks into the pass; the first pass of a key runs plainly, since what it makes on
+/// its first call must not be recorded.
+inline void DecodeSession::enqueue_pass() {
+  const GraphKey key{.places = places_count_, .lone = active_ == 1};
+  const auto known = graphs_.find(key);
+  if (wants_logits() || known == graphs_.end()) {
+    run_pass();
+    if (known == graphs_.end()) graphs_.emplace(key, nullptr);
+    return;
+  }
+  if (!known->second) {
+    known->second = backend_->record(
+        [&] {
+          run_pass();
+          attention_->rejoin(stream());
+        },
+        stream());
+  }
+  if (known->second) {
+    known->second->launch(stream());
+  } else {
+    run_pass();
+  }
+}
+
+inline bool DecodeSession::wants_logits() const {
+  return std::any_of(places_.begin(), places_.end(), [](const Place& place) { return place.used && place.options.on_logits; });
 }
 
 inline void DecodeSession::download_logits() {
-  const auto wanted = [](const Place& place) { return place.used && static_cast<bool>(place.options.on_logits); };
-  if (std::none_of(places_.begin(), places_.end(), wanted)) return;
+  if (!wants_logits()) return;
   host_logits_.resize(at(places_count_ * traits_.rows_per_sequence) * at(config().vocabulary));
   backend_->copy(host_logits_.data(), work_.logits, host_logits_.size() * sizeof(float), stream());
 }
@@ -311,19 +352,17 @@ inline void DecodeSession::deliver_logits(int place, std::span<const float> logi
   if (sink) sink(logits);
 }
 
-inline void DecodeSession::apply_forced(int place, int row) {
-  const Place& sequence = places_[at(place)];
-  if (!sequence.used || sequence.options.forced.empty() || !row_is_live(mirror_.mode[at(place)], 0)) return;
-  const std::size_t next = at(sequence.generated);
-  if (next < sequence.options.forced.size()) put(work_.state.sampled, row, sequence.options.forced[next]);
-}
-
-inline void DecodeSession::mark_seen(int place, Token token) {
-  Place& sequence = places_[at(place)];
-  if (sequence.seen.empty()) return;
-  const std::size_t word = at(token) / 64;
-  sequence.seen[word] |= std::uint64_t{1} << (at(token) % 64);
-  put(work_.seen_bits + at(place) * seen_words(config()), static_cast<int>(word), sequence.seen[word]);
+inline void DecodeSession::upload_forced() {
+  bool changed = false;
+  for (int place = 0; place < places_count_; ++place) {
+    const Place& sequence = places_[at(place)];
+    const std::size_t next = at(sequence.generated);
+    const bool forced = sequence.used && next < sequence.options.forced.size();
+    const Token token = forced ? sequence.options.forced[next] : -1;
+    changed = changed || forced_[at(place)] != token;
+    forced_[at(place)] = token;
+  }
+  if (changed) backend_->kernels().upload(work_.forced, forced_.data(), at(places_count_) * sizeof(Token), stream());
 }
 
 inline void DecodeSession::finish_token(int place, Token token, StepResult& result) {
@@ -373,11 +412,11 @@ inline const StepResult& DecodeSession::step() {
   {
     const TraceSpan span(backend_->trace(), "compute", "step");
     try {
-      run_pass();
+      upload_forced();
+      enqueue_pass();
       const std::size_t rows = at(places_count_ * traits_.rows_per_sequence);
       backend_->copy(mirror_.sampled, work_.state.sampled, rows * sizeof(Token), stream());
       count_pass();
-      attention_->observe(state(), {.sampled = work_.state.sampled}, active_, stream());
       const auto* const block = reinterpret_cast<const std::byte*>(mirror_.position);
       const auto state_bytes = static_cast<std::size_t>(reinterpret_cast<const std::byte*>(mirror_.sampled) - block);
       backend_->copy(mirror_.position, work_.state.position, state_bytes, stream());
@@ -421,7 +460,6 @@ inline void DecodeSession::count_pass() {
       ++statistics_.guesses;
       if (mirror_.guess[at(place)] == mirror_.sampled[at(place * traits_.rows_per_sequence)]) ++statistics_.right_guesses;
     }
-    if (row_is_live(mode, 0)) mark_seen(place, mirror_.token[at(place)]);
   }
   statistics_.resyncs += static_cast<std::uint64_t>(result_.resyncs);
 }
