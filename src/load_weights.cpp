@@ -141,7 +141,7 @@ std::shared_ptr<const ModelWeights> detail::load_source_model(const SourceModel&
   return weights;
 }
 
-std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& path, Backend& backend, LoadOptions options) {
+std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& path, Backend& backend, const LoadOptions& options) {
   detail::check_load_options(options);
   const detail::ModelFiles files(path);
   try {

@@ -146,7 +146,7 @@ SourceModel SourceModel::from_safetensors(std::span<const std::byte> config_text
 }
 
 std::string SourceModel::name_of(TensorRole role, Layer layer) const {
-  const std::string name(gguf_ ? names(role).gguf : names(role).hugging_face);
+  std::string name(gguf_ ? names(role).gguf : names(role).hugging_face);
   if (role < TensorRole::attention_norm) return name;
   return (gguf_ ? "blk." : "model.layers.") + std::to_string(layer) + "." + name;
 }

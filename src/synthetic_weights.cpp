@@ -72,7 +72,7 @@ void draw_rows(const WeightEntry& entry, DataType type, std::uint64_t key, std::
 }  // namespace
 
 std::shared_ptr<const ModelWeights> make_synthetic_weights(const ModelConfig& config, std::uint64_t seed, Backend& backend,
-                                                           LoadOptions options) {
+                                                           const LoadOptions& options) {
   detail::check_load_options(options);
   if (const std::string problem = detail::config_problem(config); !problem.empty()) throw InvalidArgument("ModelConfig: " + problem);
   auto weights = std::make_shared<detail::PackedWeights>(config, options.matrix_type, backend);

@@ -35,7 +35,7 @@ WeightWriter::WeightWriter(Backend& backend, const ModelConfig& config, DataType
 void WeightWriter::write(const Tensor& target, const Produce& produce, const Done& done) {
   const std::int64_t rows = target.rank == 2 ? target.dim(0) : 1;
   const std::size_t row_bytes = target.bytes() / static_cast<std::size_t>(rows);
-  const auto piece_rows = static_cast<std::int64_t>(std::max<std::size_t>(1, kPieceBytes / row_bytes));
+  const auto piece_rows = static_cast<std::int64_t>(std::max<std::size_t>(1, kPieceBytes / std::max<std::size_t>(1, row_bytes)));
   for (std::int64_t begin = 0; begin < rows; begin += piece_rows) {
     const std::int64_t end = std::min(rows, begin + piece_rows);
     fill(begin, end, row_bytes, produce);

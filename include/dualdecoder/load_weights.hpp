@@ -27,11 +27,11 @@ struct LoadOptions {
 /// Reads a GGUF file, or a folder with config.json and *.safetensors, into memory of `backend`; waits until done.
 /// Throws IoError (cannot read), FormatError (malformed, NaN or Inf, unknown architecture or quantisation), OutOfMemory.
 DUALDECODER_EXPORT std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& path, Backend& backend,
-                                                                    LoadOptions options = {});
+                                                                    const LoadOptions& options = {});
 
 /// A model of any shape with seeded normal weights scaled by 1/sqrt(fan-in); the same seed gives the same bytes. For tests and benchmarks.
 DUALDECODER_EXPORT std::shared_ptr<const ModelWeights> make_synthetic_weights(const ModelConfig& config, std::uint64_t seed,
-                                                                              Backend& backend, LoadOptions options = {});
+                                                                              Backend& backend, const LoadOptions& options = {});
 
 /// Configuration alone, without reading weights: what memory_plan() needs. Throws as load_weights.
 DUALDECODER_EXPORT ModelConfig read_model_config(const std::filesystem::path& path);

@@ -23,7 +23,7 @@ class SelectionTrace {
     int position = 0;
     Layer layer = 0;
     int kv_head = 0;
-    friend auto operator<=>(const Key&, const Key&) = default;
+    friend auto operator<=>(const Key&, const Key&) = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 misreads it
   };
 
   void record(const Key& key, std::span<const int> chunks) { sets_[key].assign(chunks.begin(), chunks.end()); }

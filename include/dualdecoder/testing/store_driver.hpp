@@ -379,7 +379,7 @@ class StoreDriver {
 /// Dense attention of one row in double precision, straight from its definition. `context` tokens of `story`, then the rows that the row
 /// sees in its pass, itself included. Returns [heads, head_dim].
 inline std::vector<double> dense_attention(const StoreOptions& options, const Story& story, Layer layer, int context,
-                                           const std::vector<std::pair<Story, int>>& now, std::pair<Story, int> query_row) {
+                                           const std::vector<std::pair<Story, int>>& now, const std::pair<Story, int>& query_row) {
   const auto d = static_cast<std::size_t>(options.head_dim);
   const int kv_width = options.kv_heads * options.head_dim;
   std::vector<float> keys;
