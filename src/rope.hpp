@@ -1,21 +1,12 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <vector>
-
-#include "dualdecoder/model_weights.hpp"
+#include "src/rope_frequencies.hpp"
 
 namespace dualdecoder::cpu {
 
-/// Rotary embedding made ready: pair i of a head turns by position * inverse[i], and cosines and sines are multiplied by the attention
-/// factor. Computed as transformers' modeling_rope_utils.py does, whose float32 steps decide the angle at long positions.
-struct RopeFrequencies {
-  std::vector<float> inverse;  // [head_dim / 2] radians per token
-  float attention_factor = 1.0F;
-};
-
-/// Throws InvalidArgument naming the field that is out of range.
-RopeFrequencies rope_frequencies(const RopeConfig& rope, int head_dim);
+using detail::rope_frequencies;
+using detail::RopeFrequencies;
 
 /// Cosine and sine of every pair at a position, [count] each. The angle is the float32 product of position and frequency, as transformers
 /// forms it; its cosine and sine are then exact to float32.
