@@ -39,12 +39,13 @@ void commit_rows(const StoreLayout& layout, const StepView& view, const Transfer
 void attend_chunks(const StoreLayout& layout, Layer layer, const StepView& view, RowsIn queries, RowsIn keys, RowsIn values,
                    const Selection& by_row, RowsOut out, cudaStream_t stream);
 
-// prefill.cu: ChunkStore::append, seal
+// prefill.cu: ChunkStore::append
 /// Adds tokens first .. first+count-1 to a list group: host tier, sinks, window, and summaries of the chunks that become whole.
 /// keys, values: [count, kv_heads, dim].
 void append_tokens(const StoreLayout& layout, Layer layer, int slot, int first, int count, RowsIn keys, RowsIn values, cudaStream_t stream);
-/// Calibrates one layer of a sequence of `length` tokens; queries: [kept, heads, dim] f32, oldest first, the newest at position length - 1.
-/// `work` is scratch of calibration_work_bytes().
+// calibrate.cu: ChunkStore::seal
+/// Calibrates one layer of a sequence of `length` tokens and warms its slots; queries: [kept, heads, dim] f32, oldest first, the newest at
+/// position length - 1. Without `layout.tail` it only warms. Uses the scores of a pass; `work` is scratch of calibration_work_bytes().
 void calibrate_layer(const StoreLayout& layout, Layer layer, int slot, int length, const float* queries, int kept, void* work,
                      cudaStream_t stream);
 std::size_t calibration_work_bytes(const StoreLayout& layout);

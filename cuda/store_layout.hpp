@@ -56,6 +56,7 @@ struct StoreLayout {
   int parts;        ///< of kPartTokens that the selected chunks take
   int slots;        ///< of one slot list
   int slot_layers;  ///< layers that have slots of their own: all (resident), or 2 buffers that swap (ping-pong)
+  bool swaps;       ///< the slots are buffers that swap: nothing survives a pass, and nothing is kept for later ones
   std::uint32_t chunk_bytes;
   bool tail;          ///< unselected chunks are estimated
   bool row1_as_row0;  ///< row 1 attends to row 0's chunks
@@ -124,8 +125,7 @@ struct StoreLayout {
   /// The slot list of a layer in the pass `pass`; buffers that swap go on swapping from pass to pass where the layers are odd.
   __device__ std::size_t slot_list(int slot, Layer layer, int kv_head, std::uint32_t in_pass) const {
     int buffer = layer;
-    if (slot_layers != layers)
-      buffer = static_cast<int>((in_pass * static_cast<std::uint32_t>(layers) + static_cast<std::uint32_t>(layer)) & 1U);
+    if (swaps) buffer = static_cast<int>((in_pass * static_cast<std::uint32_t>(layers) + static_cast<std::uint32_t>(layer)) & 1U);
     return (static_cast<std::size_t>(slot) * static_cast<std::size_t>(slot_layers) + static_cast<std::size_t>(buffer)) *
                static_cast<std::size_t>(kv_heads) +
            static_cast<std::size_t>(kv_head);

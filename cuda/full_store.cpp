@@ -1,0 +1,141 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "cuda/full_store.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/check.hpp"
+#include "cuda/store_upkeep.hpp"
+#include "dualdecoder/error.hpp"
+
+namespace dualdecoder::cuda {
+namespace {
+
+constexpr int kBlocks = 2048;      // over all sequences and KV heads, so that a lone sequence fills the device too
+constexpr int kLeastTokens = 256;  // of a block, or joining the parts costs more than it gains
+
+constexpr std::size_t index(int i) noexcept { return static_cast<std::size_t>(i); }
+
+int pages_of(int tokens) { return (tokens + 1 + kPageTokens - 1) / kPageTokens; }  // a guess stands behind the last token
+
+FullLayout layout_of(const StoreOptions& options) {
+  const int tokens = pages_of(options.max_context) * kPageTokens;
+  const int wanted = std::max(1, kBlocks / (options.max_sequences * options.kv_heads));
+  const int of_block = std::max(kLeastTokens, (tokens + wanted - 1) / wanted);
+  FullLayout layout{};
+  layout.layers = options.layers;
+  layout.heads = options.heads;
+  layout.kv_heads = options.kv_heads;
+  layout.group = options.heads / options.kv_heads;
+  layout.dim = options.head_dim;
+  layout.max_sequences = options.max_sequences;
+  layout.rows_per_sequence = options.rows_per_sequence;
+  layout.split_tokens = (of_block + kPageTokens - 1) / kPageTokens * kPageTokens;
+  layout.splits = (tokens + layout.split_tokens - 1) / layout.split_tokens;
+  return layout;
+}
+
+void clear(int* count, std::size_t counts, StreamRef stream) {
+  check(cudaMemsetAsync(count, 0, counts * sizeof(int), stream.get()), "cudaMemsetAsync");
+}
+
+}  // namespace
+
+void FullStore::carve(FullLayout& layout, int*& lengths, Carver& carver) {
+  const std::size_t row_lists = index(layout.max_sequences) * index(layout.rows_per_sequence) * index(layout.kv_heads);
+  layout.base = carver.take<std::byte*>(index(layout.max_sequences));
+  layout.pages = carver.take<int>(index(layout.max_sequences));
+  layout.partials = carver.take<float>(row_lists * index(layout.splits) * index(layout.group) * index(layout.dim + 2));
+  lengths = carver.take<int>(index(layout.max_sequences));
+}
+
+std::size_t FullStore::device_bytes(const StoreOptions& options) {
+  FullLayout layout = layout_of(options);
+  int* lengths = nullptr;
+  Carver counting;
+  carve(layout, lengths, counting);
+  return counting.bytes();
+}
+
+std::size_t FullStore::sequence_bytes(const StoreOptions& options, int tokens) {
+  const std::size_t page = 2 * index(kPageTokens) * index(options.head_dim) * size_of(options.kv_type);
+  return index(options.layers) * index(options.kv_heads) * index(pages_of(tokens)) * page;
+}
+
+FullStore::FullStore(const StoreOptions& options, const StoreResources& resources)
+    : options_(options), resources_(resources), table_(options), pages_(index(options.max_sequences)), layout_(layout_of(options)) {
+  const DeviceGuard guard(resources_.ordinal);
+  device_ = Buffer(*resources_.device, device_bytes(options), resources_.stream);
+  readout_ = Buffer(*resources_.host, readout_bytes(), resources_.stream);
+  Carver placing(device_.data());
+  carve(layout_, lengths_, placing);
+  check(cudaMemsetAsync(device_.data(), 0, device_.bytes(), resources_.stream.get()), "cudaMemsetAsync");
+}
+
+void FullStore::open(int slot, int capacity_tokens, StreamRef stream) {
+  table_.check_open(slot, capacity_tokens);
+  const DeviceGuard guard(resources_.ordinal);
+  Buffer pages(*resources_.device, sequence_bytes(options_, capacity_tokens), stream);
+  set_entry(layout_.base, slot, pages.data(), stream.get());
+  set_entry(layout_.pages, slot, pages_of(capacity_tokens), stream.get());
+  pages_[index(slot)] = std::move(pages);
+  table_.open(slot, capacity_tokens);
+}
+
+void FullStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor /*last_queries*/, StreamRef stream) {
+  const auto tokens = static_cast<int>(block.keys.dim(0));
+  const int first = table_.check_append(layer, slot, tokens);
+  const DeviceGuard guard(resources_.ordinal);
+  append_full(layout_, layer, slot, first, tokens, rows_in(block.keys), rows_in(block.values), stream.get());
+  table_.append(layer, slot, tokens);
+}
+
+void FullStore::seal(int slot, StreamRef stream) {
+  const int length = table_.check_seal(slot);
+  const DeviceGuard guard(resources_.ordinal);
+  set_entry(lengths_, slot, length, stream.get());
+  table_.seal(slot);
+}
+
+void FullStore::select(Layer, const StepView& view, ConstTensor, const Selection& by_row, StreamRef stream) {
+  const DeviceGuard guard(resources_.ordinal);
+  clear(by_row.count, by_row.list(view.rows(), 0), stream);
+}
+
+void FullStore::resolve_needed(Layer, const StepView&, const Selection&, const TransferList& urgent, StreamRef stream) {
+  const DeviceGuard guard(resources_.ordinal);
+  clear(urgent.count, 1, stream);
+}
+
+Layer FullStore::resolve_predicted(Layer layer, const StepView&, const Prediction&, const TransferList& prefetch, StreamRef stream) {
+  const DeviceGuard guard(resources_.ordinal);
+  clear(prefetch.count, 1, stream);
+  return layer;
+}
+
+void FullStore::attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection&, Tensor out, StreamRef stream) {
+  const DeviceGuard guard(resources_.ordinal);
+  attend_full(layout_, layer, view, rows_in(rows.queries), rows_in(rows.keys), rows_in(rows.values), rows_out(out), stream.get());
+}
+
+void FullStore::commit(const StepView& view, const TransferList& write_back, StreamRef stream) {
+  const DeviceGuard guard(resources_.ordinal);
+  clear(write_back.count, 1, stream);
+  count_committed(lengths_, view, stream.get());
+}
+
+void FullStore::truncate(int slot, int tokens, StreamRef stream) {
+  table_.check_truncate(slot);
+  const DeviceGuard guard(resources_.ordinal);
+  const auto* const length = reinterpret_cast<const int*>(readout_.data());
+  check(cudaMemcpyAsync(readout_.data(), lengths_ + slot, sizeof(int), cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+  SequenceTable::check_kept(tokens, *length);
+  set_entry(lengths_, slot, tokens, stream.get());
+}
+
+void FullStore::close(int slot, StreamRef /*stream*/) noexcept {
+  if (table_.close(slot)) pages_[index(slot)] = Buffer();
+}
+
+}  // namespace dualdecoder::cuda
