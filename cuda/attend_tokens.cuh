@@ -1,0 +1,324 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/fragments.cuh"
+#include "cuda/store_layout.hpp"
+#include "cuda/tensor_core.cuh"
+
+/// Attention of a few queries ("columns": the query heads of a group, of one row or of two) to many tokens, as the stores' kernels share
+/// it. Products are transposed, tokens and dims being the 16 rows of an instruction and queries its 8 columns: decoding has few queries,
+/// so half as many instructions and registers hold nothing. In what follows lane l of a warp has g = l / 4 and t = l % 4.
+///
+/// Every warp of a block is a pipeline of its own over every fourth tile of 16 tokens, so nothing but the end of the block waits for
+/// another warp.
+namespace dualdecoder::cuda {
+
+inline constexpr int kAttendWarps = 4;
+inline constexpr int kAttendThreads = kAttendWarps * 32;
+inline constexpr int kTileTokens = 16;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+inline constexpr float kLog2e = 1.4426950408889634F;
+
+__device__ inline float lowest() { return -INFINITY; }
+
+/// How a block's shared memory is cut. kGroups: of 8 columns.
+template <int kDim, int kGroups, int kStages>
+struct AttendShape {
+  static constexpr int kColumns = kGroups * 8;
+  /// Bytes between rows: an odd number of 16-byte pieces, so that the eight rows of a matrix lie in different banks.
+  static constexpr int kStride = kDim * 2 + 16;
+  static constexpr int kQueryBytes = kColumns * kStride;
+  static constexpr int kStageBytes = 2 * kTileTokens * kStride;  // keys, then values
+  static constexpr int kWarpBytes = kStages * kStageBytes;
+  static constexpr int kTableBytes = 512;                            // what the kind of block wants to look up
+  static constexpr int kSumBytes = 2 * kAttendWarps * kColumns * 4;  // largest scores and sums of the warps
+  static constexpr int kQueries = kTableBytes + kSumBytes;           // offsets
+  static constexpr int kTiles = kQueries + 2 * kQueryBytes;          // queries in two parts
+  static constexpr int kBytes = kTiles + kAttendWarps * kWarpBytes;
+  static constexpr int kJoinStride = kDim + 4;  // floats between columns of the warps' results, which lie where the tiles were
+  static_assert(kAttendWarps * kColumns * kJoinStride * 4 <= kAttendWarps * kWarpBytes);
+  /// Queries stay in registers where these are few.
+  static constexpr bool kQueriesInRegisters = kDim / 16 * kGroups <= 8;
+};
+
+/// A warp's part of softmax(scores) * values: row m * 16 + g (+ 8) is a dim, column n * 8 + 2 * t (+ 1) a query. Scores are in units of
+/// log 2.
+template <int kDim, int kGroups>
+struct WarpSums {
+  float values[kDim / 16][kGroups][4];
+  float largest[kGroups][2];
+  float sum[kGroups][2];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+      for (int m = 0; m < kDim / 16; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[m][n][i] = 0.0F;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        largest[n][i] = lowest();
+        sum[n][i] = 0.0F;
+      }
+    }
+  }
+};
+
+__device__ inline float2 load_pair(const RowsIn& rows, std::size_t element) {
+  if (rows.bf16) return unpack_bf16(*reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(rows.data) + element));
+  return *reinterpret_cast<const float2*>(static_cast<const float*>(rows.data) + element);
+}
+
+/// One token's key and value as bf16 to where the store keeps them; called by a whole block.
+__device__ inline void write_token(const RowsIn& keys, const RowsIn& values, std::size_t source, int dim, std::byte* key,
+                                   std::byte* value) {
+  for (int i = static_cast<int>(threadIdx.x); i < dim; i += kAttendThreads) {  // dim / 2 pairs of each
+    const bool is_key = i < dim / 2;
+    const int pair = is_key ? i : i - dim / 2;
+    const float2 from = load_pair(is_key ? keys : values, source + static_cast<std::size_t>(2 * pair));
+    reinterpret_cast<std::uint32_t*>(is_key ? key : value)[pair] = pack_bf16(from.x, from.y);
+  }
+}
+
+/// Brings queries to shared memory as the sum of two bf16, which bf16 queries fill exactly and f32 ones to 2^-17. `source(column)` is the
+/// first element of a column's query, or negative for a column of zeros. The block synchronises before they are used.
+template <class Shape, int kDim, class Source>
+__device__ void stage_queries(const RowsIn& queries, Source source) {
+  std::byte* const memory = block_memory() + Shape::kQueries;
+  for (int i = static_cast<int>(threadIdx.x); i < Shape::kColumns * (kDim / 2); i += kAttendThreads) {
+    const int column = i / (kDim / 2);
+    const int pair = i % (kDim / 2);
+    const std::ptrdiff_t first = source(column);
+    const float2 query = first < 0 ? float2{0.0F, 0.0F} : load_pair(queries, static_cast<std::size_t>(first + 2 * pair));
+    const std::uint32_t high = pack_bf16(query.x, query.y);
+    const float2 taken = unpack_bf16(high);
+    auto* const to = reinterpret_cast<std::uint32_t*>(memory + column * Shape::kStride) + pair;
+    *to = high;
+    to[Shape::kQueryBytes / 4] = pack_bf16(query.x - taken.x, query.y - taken.y);
+  }
+}
+
+/// Query fragments of 16 dims and 8 columns: both parts, two words each.
+template <class Shape, int kDim, int kGroups>
+struct Queries {
+  static constexpr int kKept = Shape::kQueriesInRegisters ? kDim / 16 : 1;
+  std::uint32_t kept[kKept][kGroups][4];
+
+  __device__ static void load(std::uint32_t (&fragment)[4], int k, int n) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::byte* const row = block_memory() + Shape::kQueries + (lane / 16) * Shape::kQueryBytes + (n * 8 + lane % 8) * Shape::kStride +
+                                 k * 32 + (lane / 8 % 2) * 16;
+    load_matrices(fragment, shared_address(row));
+  }
+  __device__ void keep() {
+    if constexpr (Shape::kQueriesInRegisters) {
+#pragma unroll
+      for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) load(kept[k][n], k, n);
+      }
+    }
+  }
+};
+
+/// Adds one tile of 16 tokens at `tile` in shared memory. `limit[n][i]`: how many of them the lane's columns see.
+template <class Shape, int kDim, int kGroups>
+__device__ void add_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>& queries, float scale, const int (&limit)[kGroups][2],
+                         bool all_seen, WarpSums<kDim, kGroups>& sums) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float scores[kGroups][4] = {};
+  float low_scores[kGroups][4] = {};  // of the queries' lower parts
+  const std::uint32_t key_row = tile + static_cast<std::uint32_t>(lane % 16 * Shape::kStride + lane / 16 * 16);
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    std::uint32_t keys[4];
+    load_matrices(keys, key_row + static_cast<std::uint32_t>(k * 32));
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      if constexpr (Shape::kQueriesInRegisters) {
+        multiply_add(scores[n], keys, queries.kept[k][n][0], queries.kept[k][n][1]);
+        multiply_add(low_scores[n], keys, queries.kept[k][n][2], queries.kept[k][n][3]);
+      } else {
+        std::uint32_t query[4];
+        queries.load(query, k, n);
+        multiply_add(scores[n], keys, query[0], query[1]);
+        multiply_add(low_scores[n], keys, query[2], query[3]);
+      }
+    }
+  }
+  std::uint32_t weights[kGroups][2];
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+    float factor[2];
+    float weight[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[n][i] = (scores[n][i] + low_scores[n][i]) * scale;
+    if (!all_seen) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (lane / 4 + i / 2 * 8 >= limit[n][i % 2]) scores[n][i] = lowest();
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float largest = fmaxf(scores[n][i], scores[n][i + 2]);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+      largest = fmaxf(largest, sums.largest[n][i]);
+      const float reference = largest == lowest() ? 0.0F : largest;
+      factor[i] = power_of_two(sums.largest[n][i] - reference);
+      sums.largest[n][i] = largest;
+      weight[i] = power_of_two(scores[n][i] - reference);
+      weight[i + 2] = power_of_two(scores[n][i + 2] - reference);
+    }
+    const std::uint32_t first = pack_bf16(weight[0], weight[1]);   // tokens g
+    const std::uint32_t second = pack_bf16(weight[2], weight[3]);  // tokens g + 8
+    // the sum is of the weights as they are used, so that rounding them does not shift the mean
+    const float2 first_used = unpack_bf16(first);
+    const float2 second_used = unpack_bf16(second);
+    sums.sum[n][0] = sums.sum[n][0] * factor[0] + (first_used.x + second_used.x);
+    sums.sum[n][1] = sums.sum[n][1] * factor[1] + (first_used.y + second_used.y);
+    weights[n][0] = transposed(first);
+    weights[n][1] = transposed(second);
+#pragma unroll
+    for (int m = 0; m < kDim / 16; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums.values[m][n][i] *= factor[i % 2];
+    }
+  }
+  const std::uint32_t value_row =
+      tile + static_cast<std::uint32_t>(kTileTokens * Shape::kStride + (lane % 8 + lane / 16 * 8) * Shape::kStride + lane / 8 % 2 * 16);
+#pragma unroll
+  for (int m = 0; m < kDim / 16; ++m) {
+    std::uint32_t values[4];
+    load_matrices_transposed(values, value_row + static_cast<std::uint32_t>(m * 32));
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) multiply_add(sums.values[m][n], values, weights[n][0], weights[n][1]);
+  }
+}
+
+/// Attends to tokens 0 .. count-1 of a block, of which row r of the columns sees the first seen(r). `rows` says where they lie: key(i)
+/// points to token i's key in global memory, value_offset bytes before its value. Queries have been staged.
+template <class Shape, int kDim, int kGroups, int kStages, class Rows>
+__device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[kGroups][2], float scale, WarpSums<kDim, kGroups>& sums) {
+  constexpr int kPieces = kDim / 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const std::uint32_t memory = shared_address(block_memory() + Shape::kTiles + warp * Shape::kWarpBytes);
+  const int tiles = (count + kTileTokens - 1) / kTileTokens;
+  const auto bring = [&](int tile, int stage) {
+    if (tile < tiles) {
+      const std::uint32_t to = memory + static_cast<std::uint32_t>(stage * Shape::kStageBytes);
+#pragma unroll
+      for (int i = 0; i < kTileTokens * kPieces / 32; ++i) {
+        const int index = i * 32 + lane;
+        const int row = index / kPieces;
+        const int piece = index % kPieces;
+        const int token = tile * kTileTokens + row;
+        const bool present = token < count;
+        const std::byte* const key = rows.key(present ? token : 0) + piece * 16;
+        const auto at = static_cast<std::uint32_t>(row * Shape::kStride + piece * 16);
+        copy_async(to + at, key, present);  // zeros behind the end: a weight of zero must not meet a NaN
+        copy_async(to + kTileTokens * Shape::kStride + at, key + rows.value_offset, present);
+      }
+    }
+    commit_copies();
+  };
+  Queries<Shape, kDim, kGroups> queries;
+  sums.clear();
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) bring(warp + s * kAttendWarps, s);
+  queries.keep();
+  int stage = 0;
+  for (int tile = warp; tile < tiles; tile += kAttendWarps) {
+    wait_for_copies<kStages - 2>();
+    __syncwarp();  // the copies of all lanes have arrived, and all lanes are done with the stage that is filled next
+    bring(tile + (kStages - 1) * kAttendWarps, (stage + kStages - 1) % kStages);
+    int limit[kGroups][2];
+    bool all_seen = true;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        limit[n][i] = seen[n][i] - tile * kTileTokens;
+        all_seen = all_seen && limit[n][i] >= kTileTokens;
+      }
+    }
+    add_tile<Shape, kDim, kGroups>(memory + static_cast<std::uint32_t>(stage * Shape::kStageBytes), queries, scale, limit, all_seen, sums);
+    stage = (stage + 1) % kStages;
+  }
+  wait_for_copies<0>();
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) sums.sum[n][i] += __shfl_xor_sync(kAllLanes, sums.sum[n][i], step);
+    }
+  }
+}
+
+/// Joins what the warps found, in their order, and writes each column's partial result: values, then largest score and sum.
+/// `target(column)` is where it goes, null for a column that is none. Called by the whole block; all copies have arrived.
+template <class Shape, int kDim, int kGroups, class Target>
+__device__ void store_partial(const WarpSums<kDim, kGroups>& sums, int columns, Target target) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  auto* const largest = reinterpret_cast<float*>(block_memory() + Shape::kTableBytes);
+  float* const sum = largest + kAttendWarps * Shape::kColumns;
+  auto* const values = reinterpret_cast<float*>(block_memory() + Shape::kTiles);
+  __syncthreads();  // every warp is done with its tiles
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = warp * Shape::kColumns + n * 8 + lane % 4 * 2 + i % 2;
+      if (i < 2 && lane < 4) {
+        largest[column] = sums.largest[n][i];
+        sum[column] = sums.sum[n][i];
+      }
+#pragma unroll
+      for (int m = 0; m < kDim / 16; ++m) values[column * Shape::kJoinStride + m * 16 + i / 2 * 8 + lane / 4] = sums.values[m][n][i];
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < columns * (kDim / 2); i += kAttendThreads) {
+    const int column = i / (kDim / 2);
+    const int pair = i % (kDim / 2);
+    float* const to = target(column);
+    if (to == nullptr) continue;
+    float top = lowest();
+#pragma unroll
+    for (int w = 0; w < kAttendWarps; ++w) top = fmaxf(top, largest[w * Shape::kColumns + column]);
+    float2 value = {0.0F, 0.0F};
+    float total = 0.0F;
+#pragma unroll
+    for (int w = 0; w < kAttendWarps; ++w) {
+      const int at = w * Shape::kColumns + column;
+      const float factor = top == lowest() ? 0.0F : power_of_two(largest[at] - top);
+      const float2 part = *reinterpret_cast<const float2*>(values + at * Shape::kJoinStride + 2 * pair);
+      value.x += factor * part.x;
+      value.y += factor * part.y;
+      total += factor * sum[at];
+    }
+    reinterpret_cast<float2*>(to)[pair] = value;
+    if (pair == 0) reinterpret_cast<float2*>(to)[kDim / 2] = {top, total};
+  }
+}
+
+/// A partial result of nothing.
+template <class Target>
+__device__ void store_empty_partial(int dim, int columns, Target target) {
+  for (int column = static_cast<int>(threadIdx.x); column < columns; column += kAttendThreads) {
+    float* const to = target(column);
+    if (to != nullptr) reinterpret_cast<float2*>(to)[dim / 2] = {lowest(), 0.0F};
+  }
+}
+
+}  // namespace dualdecoder::cuda
