@@ -107,12 +107,7 @@ class LinkQueue {
 
   explicit LinkQueue(const SchedulerOptions& options)
       : layers_(options.layers), single_lane_(options.single_lane), latency_(options.latency) {
-    detail::require(options.layers >= 1, "layers", options.layers, "at least 1");
-    detail::require(options.max_items_per_submit >= 0, "max_items_per_submit", options.max_items_per_submit, "at least 0");
-    detail::require(options.bytes_per_second == 0.0 || (options.bytes_per_second >= 1e3 && options.bytes_per_second <= 1e15),
-                    "bytes_per_second", options.bytes_per_second, "0 (unthrottled) or in 1e3 .. 1e15");
-    detail::require(options.latency.count() >= 0 && options.latency <= std::chrono::seconds(60), "latency in nanoseconds",
-                    options.latency.count(), "in 0 .. 60000000000");
+    validate(options);
     if (options.bytes_per_second > 0.0) nanoseconds_per_byte_ = 1e9 / options.bytes_per_second;
     const auto layers = static_cast<std::size_t>(options.layers);
     const auto longest = static_cast<std::size_t>(options.max_items_per_submit);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "dualdecoder/counter_random.hpp"
+#include "dualdecoder/detail/advance_place.hpp"
 #include "dualdecoder/error.hpp"
 #include "dualdecoder/retrieval_predictor.hpp"
 #include "dualdecoder/step_view.hpp"
@@ -40,19 +40,7 @@ class HostStepKernels final : public StepKernels {
   void advance(const StepState& state, const Outcome& outcome, const AdvanceRule& rule, StreamRef) override {
     detail::require(!rule.dual || state.rows_per_sequence == 2, "rows_per_sequence", state.rows_per_sequence, "2 for a dual rule");
     for (int place = 0; place < state.sequences; ++place) {
-      if (state.mode[place] == RowMode::idle) continue;
-      const bool waited = state.waits != nullptr && state.waits[place] != 0;
-      if (state.waits != nullptr) state.waits[place] = 0;
-      const Token* sampled = outcome.sampled + static_cast<std::ptrdiff_t>(place) * state.rows_per_sequence;
-      switch (state.mode[place]) {
-        case RowMode::idle: break;
-        case RowMode::single:
-          accept(state, place, sampled[0]);
-          without_guess(state, place, rule);
-          break;
-        case RowMode::dual: after_dual(state, place, sampled, rule, waited); break;
-        case RowMode::resync: with_guess(state, place, sampled[1], rule); break;
-      }
+      detail::advance_place(state, place, outcome.sampled + static_cast<std::ptrdiff_t>(place) * state.rows_per_sequence, rule);
     }
   }
 
@@ -88,36 +76,6 @@ class HostStepKernels final : public StepKernels {
  private:
   static void copy(void* target, const void* source, std::size_t bytes) {
     if (bytes > 0) std::memcpy(target, source, bytes);
-  }
-  static void accept(const StepState& state, int place, Token token) {
-    state.token[place] = token;
-    ++state.position[place];
-  }
-  static void with_guess(const StepState& state, int place, Token guess, const AdvanceRule& rule) {
-    state.guess[place] = rule.dual ? guess : -1;
-    state.mode[place] = rule.dual ? RowMode::dual : RowMode::single;
-  }
-  static void without_guess(const StepState& state, int place, const AdvanceRule& rule) {
-    if (rule.dual && rule.random_guess_below > 0) {
-      const auto counter = (static_cast<std::uint64_t>(place) << 32U) + static_cast<std::uint32_t>(state.position[place]);
-      const auto below = static_cast<std::uint64_t>(rule.random_guess_below);
-      with_guess(state, place, static_cast<Token>(detail::counter_random(rule.seed, counter) % below), rule);
-      return;
-    }
-    state.guess[place] = -1;
-    state.mode[place] = rule.dual ? RowMode::resync : RowMode::single;
-  }
-  static void after_dual(const StepState& state, int place, const Token* sampled, const AdvanceRule& rule, bool waited) {
-    const bool right = state.guess[place] == sampled[0];
-    accept(state, place, sampled[0]);
-    const bool lone = rule.resync == Resync::automatic && rule.lone_sequence && !waited;
-    if (right || rule.resync == Resync::never || lone) {
-      with_guess(state, place, sampled[1], rule);
-      if (!right && lone && rule.dual && state.waits != nullptr) state.waits[place] = 1;
-    } else {
-      state.guess[place] = -1;
-      state.mode[place] = rule.dual ? RowMode::resync : RowMode::single;
-    }
   }
 };
 

@@ -19,7 +19,7 @@ struct StepView {
   /// [sequences] 1: row 0 waits for what it needs in this step, whatever the miss policy says; null: the policy decides
   const std::uint8_t* waits = nullptr;
 
-  int rows() const noexcept { return sequences * rows_per_sequence; }
+  constexpr int rows() const noexcept { return sequences * rows_per_sequence; }
 };
 
 /// Whether a row computes anything, given its sequence's mode.
@@ -46,12 +46,14 @@ struct Selection {
   int capacity = 0;
   int kv_heads = 0;
 
-  std::size_t list(int row, int kv_head) const noexcept {
+  constexpr std::size_t list(int row, int kv_head) const noexcept {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(kv_head);
   }
-  int* chunks_of(int row, int kv_head) const noexcept { return chunks + list(row, kv_head) * static_cast<std::size_t>(capacity); }
-  float* scores_of(int row, int kv_head) const noexcept { return scores + list(row, kv_head) * static_cast<std::size_t>(capacity); }
-  int& count_of(int row, int kv_head) const noexcept { return count[list(row, kv_head)]; }
+  constexpr int* chunks_of(int row, int kv_head) const noexcept { return chunks + list(row, kv_head) * static_cast<std::size_t>(capacity); }
+  constexpr float* scores_of(int row, int kv_head) const noexcept {
+    return scores + list(row, kv_head) * static_cast<std::size_t>(capacity);
+  }
+  constexpr int& count_of(int row, int kv_head) const noexcept { return count[list(row, kv_head)]; }
 };
 
 /// What row 1 attends to; row 0 always attends to its own set.

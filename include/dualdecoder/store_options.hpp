@@ -88,4 +88,13 @@ inline void validate(const StoreOptions& options) {
   validate(options.selection);
 }
 
+inline void validate(const SchedulerOptions& options) {
+  detail::require(options.layers >= 1, "layers", options.layers, "at least 1");
+  detail::require(options.max_items_per_submit >= 0, "max_items_per_submit", options.max_items_per_submit, "at least 0");
+  detail::require(options.bytes_per_second == 0.0 || (options.bytes_per_second >= 1e3 && options.bytes_per_second <= 1e15),
+                  "bytes_per_second", options.bytes_per_second, "0 (unthrottled) or in 1e3 .. 1e15");
+  detail::require(options.latency.count() >= 0 && options.latency <= std::chrono::seconds(60), "latency in nanoseconds",
+                  options.latency.count(), "in 0 .. 60000000000");
+}
+
 }  // namespace dualdecoder

@@ -1,0 +1,158 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "cuda/gather.hpp"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace dualdecoder::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / kWarp;
+// Loads of 16 bytes that a lane starts before its first store: with 8 a warp has 4 KiB on the link, which hides its latency of some 2 us.
+constexpr int kInFlight = 8;
+
+__device__ unsigned long long now_ns() {
+  unsigned long long time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
+// Sources are read once and nobody writes them meanwhile, so they need no place in L1.
+__device__ uint4 load_once(const uint4* source) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(source));
+  return value;
+}
+
+__device__ void copy_vectors(std::byte* target, const std::byte* source, unsigned vectors, unsigned lane) {
+  const auto* from = reinterpret_cast<const uint4*>(source);
+  auto* to = reinterpret_cast<uint4*>(target);
+  for (unsigned first = lane; first < vectors; first += kWarp * kInFlight) {
+    uint4 held[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (first + kWarp * i < vectors) held[i] = load_once(from + first + kWarp * i);
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (first + kWarp * i < vectors) __stcg(to + first + kWarp * i, held[i]);
+    }
+  }
+}
+
+__device__ void copy_item(const TransferItem& item, unsigned lane) {
+  const bool aligned = (reinterpret_cast<std::uintptr_t>(item.source) | reinterpret_cast<std::uintptr_t>(item.target)) % 16 == 0;
+  const unsigned vectors = aligned ? item.bytes / 16 : 0;
+  copy_vectors(item.target, item.source, vectors, lane);
+  for (unsigned at = vectors * 16 + lane; at < item.bytes; at += kWarp) item.target[at] = item.source[at];
+}
+
+__device__ unsigned long long link_now(const LinkState& link) { return (now_ns() - link.epoch_ns) << 10U; }
+
+// Books `bytes` on the link and waits until they would have come through; false when the link is stopped first. One lane of a warp.
+__device__ bool pass_link(const GatherPace& pace, unsigned bytes) {
+  LinkState& link = *pace.link;
+  atomicMax(&link.free_at, link_now(link));  // an idle link starts now, not when it fell idle
+  const auto cost = static_cast<unsigned long long>(pace.ticks_per_byte * bytes);
+  const unsigned long long arrival = atomicAdd(&link.free_at, cost) + cost + pace.latency_ticks;
+  for (unsigned long long now = link_now(link); now < arrival; now = link_now(link)) {
+    if (*static_cast<volatile unsigned int*>(&link.stop) != 0) return false;
+    const unsigned long long left_ns = (arrival - now) >> 10U;
+    __nanosleep(static_cast<unsigned>(min(left_ns, 2000ULL)));
+  }
+  return true;
+}
+
+template <bool kPaced>
+__global__ void __launch_bounds__(kThreads)
+    gather(const TransferItem* __restrict__ items, const int* __restrict__ count, int capacity, LaneState* lane_state, GatherPace pace) {
+  __shared__ unsigned long long block_bytes;
+  const int n = min(max(*count, 0), capacity);
+  if (n == 0) return;
+  if (threadIdx.x == 0) {
+    block_bytes = 0;
+    atomicMin(&lane_state->begin_ns, now_ns());
+  }
+  __syncthreads();
+
+  const unsigned lane = threadIdx.x % kWarp;
+  const int step = static_cast<int>(gridDim.x) * kWarps;
+  int at = static_cast<int>(blockIdx.x + threadIdx.x / kWarp * gridDim.x);  // a short list is spread over the blocks
+  unsigned long long bytes = 0;
+  TransferItem next = at < n ? items[at] : TransferItem{};
+  for (; at < n; at += step) {
+    const TransferItem item = next;
+    if (at + step < n) next = items[at + step];  // on its way while this one moves
+    if constexpr (kPaced) {
+      bool open = true;
+      if (lane == 0) open = pass_link(pace, item.bytes);
+      if (!__shfl_sync(0xffffffffU, open, 0)) break;
+    }
+    copy_item(item, lane);
+    bytes += item.bytes;
+  }
+  if (lane == 0 && bytes > 0) atomicAdd(&block_bytes, bytes);
+  __syncthreads();
+
+  if (threadIdx.x != 0) return;
+  atomicAdd(&lane_state->moved_bytes, block_bytes);
+  __threadfence();
+  if (atomicAdd(&lane_state->arrived, 1U) + 1 < gridDim.x) return;
+  lane_state->arrived = 0;  // the last block of this gather; the next one starts after it
+  lane_state->moved_items += static_cast<unsigned long long>(n);
+  lane_state->busy_ns += now_ns() - atomicExch(&lane_state->begin_ns, ~0ULL);
+}
+
+__global__ void begin_link(LinkState* link) { link->epoch_ns = now_ns(); }
+
+__global__ void __launch_bounds__(256) copy_list(TransferList from, TransferList to) {
+  const int n = min(max(*from.count, 0), from.capacity);
+  const int thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (thread == 0) *to.count = n;
+  for (int at = thread; at < n; at += static_cast<int>(gridDim.x * blockDim.x)) to.items[at] = from.items[at];
+}
+
+__global__ void stall_begin(LaneState* lane) { lane->wait_begin_ns = now_ns(); }
+__global__ void stall_end(LaneState* lane) { lane->stalled_ns += now_ns() - lane->wait_begin_ns; }
+
+}  // namespace
+
+cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks, const GatherPace& pace, StreamRef stream) {
+  if (list.count == nullptr || list.capacity <= 0) return cudaSuccess;
+  const int grid = std::clamp((list.capacity + kWarps - 1) / kWarps, 1, blocks);
+  if (pace.link != nullptr) {
+    gather<true><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace);
+  } else {
+    gather<false><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t launch_begin_link(LinkState* link, StreamRef stream) {
+  begin_link<<<1, 1, 0, stream.get()>>>(link);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_snapshot(const TransferList& list, const TransferList& snapshot, StreamRef stream) {
+  const int grid = std::clamp((list.capacity + 255) / 256, 1, 64);
+  copy_list<<<grid, 256, 0, stream.get()>>>(list, snapshot);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_stall_begin(LaneState* lane, StreamRef stream) {
+  stall_begin<<<1, 1, 0, stream.get()>>>(lane);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_stall_end(LaneState* lane, StreamRef stream) {
+  stall_end<<<1, 1, 0, stream.get()>>>(lane);
+  return cudaGetLastError();
+}
+
+}  // namespace dualdecoder::cuda

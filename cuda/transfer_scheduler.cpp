@@ -1,0 +1,285 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "cuda/transfer_scheduler.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "cuda/check.hpp"
+#include "cuda/gather.hpp"
+#include "dualdecoder/error.hpp"
+
+namespace dualdecoder::cuda {
+namespace {
+
+using CaptureId = unsigned long long;  // 0: the stream runs what it is given
+
+CaptureId capture_of(StreamRef stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CaptureId id = 0;
+  check(cudaStreamGetCaptureInfo(stream.get(), &status, &id), "cudaStreamGetCaptureInfo");
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+/// A point of a stream that others may wait for. One that was set in a recording means nothing outside it.
+class Mark {
+ public:
+  void create() { event_ = Event::create(); }
+  void set(StreamRef stream) {
+    capture_ = capture_of(stream);
+    event_.record(stream);
+    is_set_ = true;
+  }
+  void clear() noexcept { is_set_ = false; }
+  /// Whether a stream in this recording, or in none, has anything to wait for. Throws where work outside a recording would be waited for
+  /// inside it.
+  bool holds(CaptureId capture) {
+    if (!is_set_) return false;
+    if (capture_ != capture) {
+      if (capture_ == 0) throw CudaError("a recording waits for transfers that were enqueued before it; call rejoin() before recording");
+      is_set_ = false;
+      return false;
+    }
+    return true;
+  }
+  void hold(StreamRef stream) {
+    if (holds(capture_of(stream))) event_.hold(stream);
+  }
+
+ private:
+  Event event_;
+  CaptureId capture_ = 0;
+  bool is_set_ = false;
+};
+
+constexpr int kSnapshots = 2;
+
+struct DeviceState {
+  std::array<LaneState, kLaneCount> lanes;
+  LinkState link;
+};
+
+struct Pieces {
+  DeviceState* state;
+  std::array<TransferList, kSnapshots> snapshots;
+};
+
+Pieces carve(Carver& carver, const SchedulerOptions& options) {
+  Pieces pieces{};
+  pieces.state = carver.take<DeviceState>(1);
+  for (TransferList& snapshot : pieces.snapshots) {
+    snapshot.items = carver.take<TransferItem>(static_cast<std::size_t>(options.max_items_per_submit));
+    snapshot.count = carver.take<int>(1);
+    snapshot.capacity = options.max_items_per_submit;
+  }
+  return pieces;
+}
+
+int lowest_priority() {
+  int lowest = 0;
+  int highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
+  return lowest;
+}
+
+class CudaScheduler final : public TransferScheduler {
+ public:
+  CudaScheduler(const SchedulerOptions& options, const SchedulerResources& resources)
+      : options_(options),
+        resources_(resources),
+        side_(Stream::create(lowest_priority())),
+        reading_(Stream::create()),
+        memory_(*resources.memory, cuda_scheduler_bytes(options), resources.stream),
+        layers_(static_cast<std::size_t>(options.layers)) {
+    Carver carver(memory_.data());
+    pieces_ = carve(carver, options);
+    const DeviceState initial;
+    check(cudaMemcpyAsync(pieces_.state, &initial, sizeof initial, cudaMemcpyDefault, resources.stream.get()), "cudaMemcpyAsync");
+    if (options.bytes_per_second > 0.0) {
+      pace_.link = &pieces_.state->link;
+      pace_.ticks_per_byte = 1e9 * 1024.0 / options.bytes_per_second;
+      pace_.latency_ticks = static_cast<unsigned long long>(options.latency.count()) << 10U;
+      check(launch_begin_link(pace_.link, resources.stream), "the start of a link's clock");
+    }
+    check(cudaStreamSynchronize(resources.stream.get()), "cudaStreamSynchronize");
+    for (Mark& layer : layers_) layer.create();
+    for (Mark& snapshot : snapshot_read_) snapshot.create();
+    for (Event* event : {&fork_, &join_, &other_stream_}) *event = Event::create();
+  }
+
+  // What has not started is abandoned where it would take long; the rest ends before its memory goes.
+  ~CudaScheduler() override {
+    try {
+      const DeviceGuard guard(resources_.device);
+      if (pace_.link != nullptr) cudaMemsetAsync(&pace_.link->stop, 1, sizeof pace_.link->stop, reading_.get());
+      cudaStreamSynchronize(side_.get());
+      cudaGetLastError();
+    } catch (...) {  // an unloading driver: nothing runs any more
+    }
+  }
+
+  void submit(Lane lane, Layer layer, const TransferList& list, StreamRef after) override {
+    require_layer(layer);
+    if (list.count == nullptr || list.capacity <= 0) return;
+    const DeviceGuard guard(resources_.device);
+    if (lane == Lane::prefetch) return submit_prefetch(layer, list, after);
+    submitted_on_[static_cast<std::size_t>(lane)] = after;
+    if (lane == Lane::urgent && options_.single_lane) return queue_behind_prefetch(list, after);
+    gather(lane, list, resources_.urgent_blocks, after);
+  }
+
+  void wait(Lane lane, Layer layer, StreamRef stream) override {
+    require_layer(layer);
+    const DeviceGuard guard(resources_.device);
+    if (lane != Lane::prefetch) return wait_for_other_stream(lane, stream);
+    Mark& mark = layers_[static_cast<std::size_t>(layer)];
+    if (!mark.holds(capture_of(stream))) return;
+    stall(lane, stream, [&] { mark.hold(stream); });
+  }
+
+  StreamRef side_stream(StreamRef after) override {
+    const DeviceGuard guard(resources_.device);
+    const CaptureId capture = capture_of(after);
+    if (forked_ && fork_capture_ != capture) forget(capture);
+    fork_.record(after);
+    fork_.hold(side_);
+    forked_ = true;
+    fork_capture_ = capture;
+    return side_;
+  }
+
+  void rejoin(StreamRef stream) override {
+    if (!forked_) return;
+    const DeviceGuard guard(resources_.device);
+    const CaptureId capture = capture_of(stream);
+    if (fork_capture_ != capture) return forget(capture);
+    stall(Lane::prefetch, stream, [&] {
+      join_.record(side_);
+      join_.hold(stream);
+    });
+    clear();
+  }
+
+  void drain(StreamRef stream) override {
+    rejoin(stream);
+    const DeviceGuard guard(resources_.device);
+    wait_for_other_stream(Lane::urgent, stream);
+    wait_for_other_stream(Lane::write_back, stream);
+  }
+
+  LaneStatistics statistics(Lane lane) const override {
+    const std::lock_guard lock(reading_mutex_);
+    const DeviceGuard guard(resources_.device);
+    LaneState state;
+    check(cudaMemcpyAsync(&state, lane_state(lane), sizeof state, cudaMemcpyDefault, reading_.get()), "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(reading_.get()), "cudaStreamSynchronize");
+    LaneStatistics statistics;
+    statistics.submitted_items = state.moved_items;  // the device learns of a list when it moves it
+    statistics.moved_items = state.moved_items;
+    statistics.moved_bytes = state.moved_bytes;
+    statistics.busy = std::chrono::nanoseconds(state.busy_ns);
+    // compute stands still for as long as an urgent gather runs in its own stream
+    statistics.stalled = std::chrono::nanoseconds(lane == Lane::urgent && !options_.single_lane ? state.busy_ns : state.stalled_ns);
+    return statistics;
+  }
+
+ private:
+  void require_layer(Layer layer) const {
+    detail::require(layer >= 0 && layer < options_.layers, "layer", layer, "a layer of the scheduler");
+  }
+  LaneState* lane_state(Lane lane) const { return pieces_.state->lanes.data() + static_cast<std::size_t>(lane); }
+
+  void gather(Lane lane, const TransferList& list, int blocks, StreamRef stream) {
+    check(launch_gather(list, lane_state(lane), blocks, pace_, stream), "a gather");
+  }
+
+  void submit_prefetch(Layer layer, const TransferList& list, StreamRef after) {
+    if (after == StreamRef(side_)) {
+      gather(Lane::prefetch, list, resources_.prefetch_blocks, side_);
+    } else {
+      detail::require(list.capacity <= options_.max_items_per_submit, "capacity of a transfer list", list.capacity,
+                      "at most max_items_per_submit");
+      const std::size_t index = next_snapshot_++ % kSnapshots;
+      const TransferList& snapshot = pieces_.snapshots[index];
+      snapshot_read_[index].hold(after);
+      check(launch_snapshot(list, snapshot, after), "the copy of a transfer list");
+      side_stream(after);
+      gather(Lane::prefetch, snapshot, resources_.prefetch_blocks, side_);
+      snapshot_read_[index].set(side_);
+    }
+    layers_[static_cast<std::size_t>(layer)].set(side_);
+  }
+
+  void queue_behind_prefetch(const TransferList& list, StreamRef after) {
+    side_stream(after);
+    gather(Lane::urgent, list, resources_.urgent_blocks, side_);
+    stall(Lane::urgent, after, [&] {
+      join_.record(side_);
+      join_.hold(after);
+    });
+  }
+
+  // The stream that submitted goes on by itself; any other waits for everything there.
+  void wait_for_other_stream(Lane lane, StreamRef stream) {
+    const std::optional<StreamRef>& on = submitted_on_[static_cast<std::size_t>(lane)];
+    if (!on || *on == stream || capture_of(*on) != capture_of(stream)) return;
+    other_stream_.record(*on);
+    other_stream_.hold(stream);
+  }
+
+  template <class Hold>
+  void stall(Lane lane, StreamRef stream, Hold&& hold) {
+    check(launch_stall_begin(lane_state(lane), stream), "a mark of time");
+    hold();
+    check(launch_stall_end(lane_state(lane), stream), "a mark of time");
+  }
+
+  // What was forked belongs to a recording that is over, and is forgotten, or was not recorded, and would be lost in one.
+  void forget(CaptureId capture) {
+    if (fork_capture_ == 0 && capture != 0) {
+      throw CudaError("transfers that were enqueued before a recording are still in flight; call rejoin() before recording");
+    }
+    clear();
+  }
+  void clear() noexcept {
+    forked_ = false;
+    for (Mark& layer : layers_) layer.clear();
+    for (Mark& snapshot : snapshot_read_) snapshot.clear();
+  }
+
+  SchedulerOptions options_;
+  SchedulerResources resources_;
+  Stream side_;
+  Stream reading_;  // of the statistics, beside everything else
+  Buffer memory_;
+  Pieces pieces_{};
+  GatherPace pace_;
+  std::vector<Mark> layers_;  // [layers] the end of its last prefetch
+  std::array<Mark, kSnapshots> snapshot_read_;
+  std::size_t next_snapshot_ = 0;
+  Event fork_, join_, other_stream_;
+  bool forked_ = false;  // since the last rejoin
+  CaptureId fork_capture_ = 0;
+  std::array<std::optional<StreamRef>, kLaneCount> submitted_on_;
+  mutable std::mutex reading_mutex_;
+};
+
+}  // namespace
+
+std::unique_ptr<TransferScheduler> make_cuda_scheduler(const SchedulerOptions& options, const SchedulerResources& resources) {
+  validate(options);
+  const DeviceGuard guard(resources.device);
+  return std::make_unique<CudaScheduler>(options, resources);
+}
+
+std::size_t cuda_scheduler_bytes(const SchedulerOptions& options) {
+  Carver counting;
+  carve(counting, options);
+  return counting.bytes();
+}
+
+}  // namespace dualdecoder::cuda

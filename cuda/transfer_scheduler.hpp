@@ -1,0 +1,33 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "dualdecoder/memory.hpp"
+#include "dualdecoder/store_options.hpp"
+#include "dualdecoder/stream.hpp"
+#include "dualdecoder/transfer_scheduler.hpp"
+
+namespace dualdecoder::cuda {
+
+/// What a scheduler of the CUDA backend works with; everything outlives it.
+struct SchedulerResources {
+  int device = 0;
+  MemoryResource* memory = nullptr;  ///< of the device
+  StreamRef stream;                  ///< that memory is taken and given back on
+  int prefetch_blocks = 8;           ///< of a gather beside compute: more move faster and take more from the kernels beside them
+  int urgent_blocks = 16;            ///< of a gather that compute waits for
+};
+
+/// Lanes that the device drives: kernels read the lists where they lie and move the items between the device and pinned host memory.
+/// Urgent loads and write-backs run on the stream that submits them, so that waiting for them is the stream's own order; prefetches run on
+/// the side stream, which has the lowest priority. A prefetch submitted on the side stream reads its list there; one from another stream
+/// takes a copy. Everything can be recorded; what runs on the side stream when a recording begins must have been rejoined. A throttle, if
+/// set, holds for all lanes together. Throws InvalidArgument, OutOfMemory, CudaError.
+std::unique_ptr<TransferScheduler> make_cuda_scheduler(const SchedulerOptions& options, const SchedulerResources& resources);
+
+/// Device bytes that such a scheduler takes.
+std::size_t cuda_scheduler_bytes(const SchedulerOptions& options);
+
+}  // namespace dualdecoder::cuda
