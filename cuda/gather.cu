@@ -134,6 +134,11 @@ cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks,
   return cudaGetLastError();
 }
 
+cudaError_t find_gather() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, gather<false>);
+}
+
 cudaError_t launch_begin_link(LinkState* link, StreamRef stream) {
   begin_link<<<1, 1, 0, stream.get()>>>(link);
   return cudaGetLastError();

@@ -37,6 +37,9 @@ struct GatherPace {
 /// may be host memory that the device reaches. Fast where both ends are multiples of 16. Counts in `lane`.
 cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks, const GatherPace& pace, StreamRef stream);
 
+/// Whether this build holds code that the current device runs; cudaErrorNoKernelImageForDevice if not.
+cudaError_t find_gather();
+
 /// Enqueues the start of a link's clock; once, before the first gather that it paces.
 cudaError_t launch_begin_link(LinkState* link, StreamRef stream);
 

@@ -7,8 +7,10 @@ namespace dualdecoder::cuda {
 
 int device_count() noexcept { return 0; }
 
-std::shared_ptr<Backend> make_cuda_backend(int /*device*/) {
+std::shared_ptr<Backend> make_cuda_backend(const BackendOptions& /*options*/) {
   throw Error("the CUDA backend is not built into this dualdecoder; use dualdecoder::cpu::make_cpu_backend()");
 }
+
+std::shared_ptr<Backend> make_cuda_backend(int /*device*/) { return make_cuda_backend(BackendOptions{}); }
 
 }  // namespace dualdecoder::cuda

@@ -1,0 +1,208 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "dualdecoder/cuda/backend.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "cuda/check.hpp"
+#include "cuda/dense_model.hpp"
+#include "cuda/gather.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/pinned_pool.hpp"
+#include "cuda/step_graph.hpp"
+#include "cuda/step_kernels.hpp"
+#include "cuda/store.hpp"
+#include "cuda/transfer_scheduler.hpp"
+#include "dualdecoder/error.hpp"
+#include "dualdecoder/log.hpp"
+
+namespace dualdecoder::cuda {
+namespace {
+
+constexpr int kOldestMajor = 8;  // mma.sync on bf16 and cp.async
+
+std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+
+// "CUDA runtime 13.0, driver for CUDA 12.4"
+std::string versions() {
+  int runtime = 0;
+  int driver = 0;
+  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess || cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
+  return "CUDA runtime " + version_text(runtime) + ", " + (driver == 0 ? "no driver" : "driver for CUDA " + version_text(driver));
+}
+
+int visible_devices() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    throw CudaError("no CUDA device can be used (" + versions() + "): " + cudaGetErrorString(status));
+  }
+  if (count == 0) throw CudaError("no CUDA device can be used (" + versions() + "): there is none");
+  return count;
+}
+
+cudaDeviceProp properties_of(int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  return properties;
+}
+
+std::string capability_text(const cudaDeviceProp& properties) {
+  return std::string(properties.name) + ", compute capability " + std::to_string(properties.major) + "." + std::to_string(properties.minor);
+}
+
+void check_device(const BackendOptions& options) {
+  const int count = visible_devices();
+  dualdecoder::detail::require(options.device >= 0 && options.device < count, "device", options.device,
+                               ("in 0 .. " + std::to_string(count - 1)).c_str());
+  const cudaDeviceProp properties = properties_of(options.device);
+  const std::string name = "device " + std::to_string(options.device) + " (" + capability_text(properties) + ")";
+  if (properties.major < kOldestMajor) throw CudaError(name + " is too old: this library needs compute capability 8.0");
+  const DeviceGuard guard(options.device);
+  const cudaError_t status = find_gather();
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    throw CudaError(name + " is none that this build holds code for; build with its CMAKE_CUDA_ARCHITECTURES");
+  }
+  check(status, "the first use of the device");
+}
+
+void check_stream(const BackendOptions& options) {
+  if (options.stream == nullptr) return;
+  const DeviceGuard guard(options.device);
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(options.stream, &capturing), "cudaStreamIsCapturing of BackendOptions::stream");
+  if (capturing != cudaStreamCaptureStatusNone) {
+    throw InvalidArgument("stream: is being recorded; the backend must be made outside of a recording");
+  }
+#if CUDART_VERSION >= 12080
+  int device = options.device;
+  check(cudaStreamGetDevice(options.stream, &device), "cudaStreamGetDevice of BackendOptions::stream");
+  dualdecoder::detail::require(device == options.device, "device of the stream", device, "the backend's own");
+#endif
+}
+
+const BackendOptions& checked(const BackendOptions& options) {
+  const auto blocks = [](const char* field, int value) {
+    dualdecoder::detail::require(value >= 1 && value <= 1024, field, value, "in 1 .. 1024");
+  };
+  blocks("prefetch_blocks", options.prefetch_blocks);
+  blocks("urgent_blocks", options.urgent_blocks);
+  check_device(options);
+  check_stream(options);
+  return options;
+}
+
+// Compute goes before what runs beside it.
+Stream make_compute_stream(const BackendOptions& options) {
+  if (options.stream != nullptr) return {};
+  const DeviceGuard guard(options.device);
+  int lowest = 0;
+  int highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
+  return Stream::create(highest);
+}
+
+PinnedPoolOptions pinned_options(const BackendOptions& options) {
+  PinnedPoolOptions pinned;
+  pinned.device = options.device;
+  pinned.reserve_bytes = options.reserve_pinned_bytes;
+  pinned.log = options.log;
+  pinned.on_progress = options.on_pinned;
+  return pinned;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const BackendOptions& options)
+      : options_(checked(options)),
+        own_stream_(make_compute_stream(options)),
+        device_memory_(options.device),
+        pinned_(pinned_options(options)),
+        kernels_(options.device) {
+    if (options_.log != nullptr) {
+      options_.log->log(LogLevel::info, "device " + std::to_string(options_.device) + ": " +
+                                            capability_text(properties_of(options_.device)) + "; " + versions());
+    }
+  }
+
+  const char* name() const noexcept override { return "cuda"; }
+  StreamRef stream() noexcept override { return options_.stream != nullptr ? StreamRef(options_.stream) : StreamRef(own_stream_); }
+  MemoryResource& memory(MemoryKind kind) noexcept override {
+    switch (kind) {
+      case MemoryKind::device: return options_.device_memory != nullptr ? *options_.device_memory : device_memory_;
+      case MemoryKind::pinned: return options_.pinned != nullptr ? *options_.pinned : pinned_;
+      case MemoryKind::pageable: break;
+    }
+    return options_.pageable != nullptr ? *options_.pageable : pageable_;
+  }
+  StepKernels& kernels() noexcept override { return kernels_; }
+  void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) override {
+    if (bytes > 0) kernels_.download(target, source, bytes, stream);  // which copies any way, and waits
+  }
+  void synchronize(StreamRef stream) override {
+    const DeviceGuard guard(options_.device);
+    check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+  }
+  std::unique_ptr<StepGraph> record(const std::function<void()>& work, StreamRef stream) override {
+    return record_graph(options_.device, work, stream);
+  }
+
+  std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) override {
+    const DeviceGuard guard(options_.device);
+    return make_cuda_dense(std::move(weights), limits, {memory(MemoryKind::device), stream()});
+  }
+  std::unique_ptr<KvStore> make_store(const StoreOptions& options) override {
+    return make_cuda_store(options, {&memory(MemoryKind::device), &memory(MemoryKind::pinned), stream(), options_.device});
+  }
+  std::unique_ptr<TransferScheduler> make_scheduler(const SchedulerOptions& options) override {
+    return make_cuda_scheduler(options, {.device = options_.device,
+                                         .memory = &memory(MemoryKind::device),
+                                         .stream = stream(),
+                                         .prefetch_blocks = options_.prefetch_blocks,
+                                         .urgent_blocks = options_.urgent_blocks});
+  }
+  MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const override { return cuda_dense_plan(config, limits); }
+  MemoryPlan store_plan(const StoreOptions& options) const override { return cuda_store_plan(options); }
+  DataType activation_type() const noexcept override { return DataType::bf16; }
+
+  LogSink* log() const noexcept override { return options_.log; }
+  TraceSink* trace() const noexcept override { return options_.trace; }
+
+ private:
+  BackendOptions options_;
+  Stream own_stream_;
+  DevicePool device_memory_;
+  PinnedPool pinned_;
+  PageableMemory pageable_;
+  CudaStepKernels kernels_;
+};
+
+}  // namespace
+
+int device_count() noexcept {
+  int count = 0;
+  int usable = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  for (; usable < count; ++usable) {
+    int major = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, usable) != cudaSuccess || major < kOldestMajor) break;
+  }
+  cudaGetLastError();
+  return usable;
+}
+
+std::shared_ptr<Backend> make_cuda_backend(const BackendOptions& options) { return std::make_shared<CudaBackend>(options); }
+
+std::shared_ptr<Backend> make_cuda_backend(int device) {
+  BackendOptions options;
+  options.device = device;
+  return make_cuda_backend(options);
+}
+
+}  // namespace dualdecoder::cuda
