@@ -109,7 +109,7 @@ class DecodeSession {
   struct GraphKey {
     int places = 0;
     bool lone = false;
-    friend auto operator<=>(const GraphKey&, const GraphKey&) = default;
+    friend auto operator<=>(const GraphKey&, const GraphKey&) = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 misreads it
   };
   struct WorkShape {
     int places;
