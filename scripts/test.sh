@@ -2,15 +2,16 @@
 # Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #
 # Everything that has to hold before a change goes in, from a bare Debian or Ubuntu machine: installs what is missing, checks format, builds
-# with warnings as errors, runs the sanitizers, the fuzz targets, the documentation, and last CTest, whose closing lines end the output.
-# Stops at the first stage that fails. Build trees are under build/, so a second run only does what changed.
+# with warnings as errors, runs clang-tidy, the sanitizers, the fuzz targets, the documentation, and last CTest, whose closing lines end the
+# output. Stops at the first stage that fails. Build trees are under build/, so a second run only does what changed.
 #
-# Environment: CI or FULL (not empty)   also fuzzes, FUZZ_SECONDS (60) for each target; without, the kept inputs are replayed
-#              JOBS                     parallel jobs; default: as many as the machine has processors
+# Environment: FUZZ_SECONDS   of each fuzz target, at least 1; default 60. CTest replays the kept inputs in any case
+#              JOBS           parallel jobs; default: as many as the machine has processors
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${JOBS:-$(nproc)}
-full=${CI:-}${FULL:-}
+fuzz_seconds=${FUZZ_SECONDS:-60}
+[[ $fuzz_seconds =~ ^[1-9][0-9]*$ ]] || { echo "test.sh: FUZZ_SECONDS = '$fuzz_seconds': must be a whole number, at least 1" >&2; exit 2; }
 
 stage() { printf '\n== %s (%s s so far)\n' "$*" "$SECONDS"; }
 
@@ -18,9 +19,9 @@ install_missing() {
   command -v dpkg-query >/dev/null || { echo "test.sh: not a Debian or Ubuntu machine: packages are taken as they are"; return; }
   local wanted=(
     g++ cmake ninja-build git pkg-config binutils catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev
-    libbenchmark-dev doxygen python3 python3-pip ca-certificates clang clang-tidy clang-format-14
+    libspdlog-dev libbenchmark-dev doxygen python3 python3-pip ca-certificates clang-14 libclang-rt-14-dev clang-tidy-14
+    clang-format-14
   )
-  [[ -z $full ]] || wanted+=(libclang-rt-14-dev)
   local missing=() package
   for package in "${wanted[@]}"; do
     [[ $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) == *' installed' ]] || missing+=("$package")
@@ -48,10 +49,10 @@ compile() { # compile PRESET [TARGET...]
   cmake --build "build/$preset" --parallel "$jobs" ${1:+--target "$@"}
 }
 
-fuzz_one() { # fuzz_one BINARY: new inputs are collected in the build tree, a failing one is left there too
-  local name=${1##*/fuzz_} corpus=build/fuzz/corpus
+fuzz_one() { # fuzz_one SECONDS BINARY: new inputs are collected in the build tree, a failing one is left there too
+  local name=${2##*/fuzz_} corpus=build/fuzz/corpus
   mkdir -p "$corpus/$name"
-  "$1" -max_total_time="${FUZZ_SECONDS:-60}" -timeout=20 -rss_limit_mb=3000 -artifact_prefix="$corpus/$name-" -print_final_stats=1 \
+  "$2" -max_total_time="$1" -timeout=20 -rss_limit_mb=3000 -artifact_prefix="$corpus/$name-" -print_final_stats=1 \
     "$corpus/$name" "tests/fuzz/seeds/$name" >"$corpus/$name.log" 2>&1 || { tail -n 40 "$corpus/$name.log"; return 255; }
   echo "$name: $(grep number_of_executed_units "$corpus/$name.log")"
 }
@@ -68,6 +69,10 @@ compile cpu
 
 stage "documentation"
 compile cpu docs
+
+stage "clang-tidy" # headers and sources as clang compiles them; only what changed is looked at again
+configure tidy -DCMAKE_CXX_COMPILER=clang++-14 "-DCMAKE_CXX_CLANG_TIDY=clang-tidy-14;--quiet"
+compile tidy all all_verify_interface_header_sets
 
 if command -v nvcc >/dev/null; then
   stage "CUDA for one architecture"
@@ -86,12 +91,11 @@ configure tsan
 compile tsan unit_tests
 TSAN_OPTIONS=halt_on_error=1 build/tsan/tests/unit_tests '[lanes]' | tail -n 4
 
-if [[ -n $full ]]; then
-  stage "fuzz targets"
-  configure fuzz
-  compile fuzz fuzz_gguf fuzz_safetensors fuzz_tokenizer
-  find build/fuzz/tests -maxdepth 1 -name 'fuzz_*' -type f -perm -u+x -print0 | xargs -0 -P "$jobs" -n 1 bash -c 'fuzz_one "$0"'
-fi
+stage "fuzz targets, $fuzz_seconds s each"
+configure fuzz -DCMAKE_CXX_COMPILER=clang++-14
+targets=(gguf safetensors tokenizer)
+compile fuzz "${targets[@]/#/fuzz_}"
+printf '%s\0' "${targets[@]/#/build/fuzz/tests/fuzz_}" | xargs -0 -P "$jobs" -n 1 bash -c 'fuzz_one "$0" "$1"' "$fuzz_seconds"
 
 stage "the small model"
 scripts/get-model.sh smollm2
