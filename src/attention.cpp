@@ -29,6 +29,7 @@ AttentionRunner::AttentionRunner(const Limits& limits, const SegmentLayout& layo
   const int tail_parts = limits.chunks / kPartChunks + 1;
   parts_.reserve(index(limits.jobs) * index(exact_parts + tail_parts));
   first_part_.reserve(index(limits.jobs) + 1);
+  unfinished_ = std::make_unique<std::atomic<int>[]>(index(limits.jobs));
 }
 
 void AttentionRunner::carve(Carver& carver) {
@@ -123,9 +124,18 @@ void AttentionRunner::join(const AttentionJob& job, int first_part, int last_par
 
 void AttentionRunner::run(const AttentionJob* jobs, int count) {
   split(jobs, count);
-  threads_.parallel_for(static_cast<int>(parts_.size()),
-                        [&](int part, int worker) { run_part(jobs[parts_[index(part)].job], part, worker); });
-  threads_.parallel_for(count, [&](int job) { join(jobs[job], first_part_[index(job)], first_part_[index(job) + 1]); });
+  for (int job = 0; job < count; ++job) {
+    const int parts = first_part_[index(job) + 1] - first_part_[index(job)];
+    unfinished_[index(job)].store(parts, std::memory_order_relaxed);
+  }
+  threads_.parallel_for(static_cast<int>(parts_.size()), [&](int part, int worker) {
+    const int job = parts_[index(part)].job;
+    run_part(jobs[job], part, worker);
+    // whoever finishes a job's last part joins them, which saves a second loop over the threads
+    if (unfinished_[index(job)].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      join(jobs[job], first_part_[index(job)], first_part_[index(job) + 1]);
+    }
+  });
 }
 
 }  // namespace dualdecoder::cpu

@@ -1,8 +1,10 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "dualdecoder/memory.hpp"
@@ -77,9 +79,10 @@ class AttentionRunner {
   const DenseKernels& dense_;
   std::size_t score_stride_;
   std::vector<Part> parts_;
-  std::vector<int> first_part_;  // [jobs + 1]
-  float* scores_ = nullptr;      // [threads, group, score_stride]
-  float* results_ = nullptr;     // [parts, group, dim + 2]: values, then largest and sum per head behind them
+  std::vector<int> first_part_;                     // [jobs + 1]
+  std::unique_ptr<std::atomic<int>[]> unfinished_;  // [jobs] parts
+  float* scores_ = nullptr;                         // [threads, group, score_stride]
+  float* results_ = nullptr;                        // [parts, group, dim + 2]: values, then largest and sum per head behind them
 };
 
 }  // namespace dualdecoder::cpu

@@ -32,6 +32,7 @@ ChunkStore::ChunkStore(const StoreOptions& options, const StoreResources& resour
       kernels_(attention_kernels(resources.isa)),
       runner_(runner_limits(options, geometry_, resources), geometry_.layout(), *resources.threads, resources.isa),
       sequences_(index(options.max_sequences)),
+      unscored_(std::make_unique<std::atomic<int>[]>(index(options.max_sequences * options.kv_heads))),
       segment_capacity_(geometry_.sink_chunks + geometry_.selected_chunks + geometry_.window_chunks) {
   for (Sequence& sequence : sequences_) {
     sequence.appended.resize(index(options.layers));
@@ -63,7 +64,8 @@ void ChunkStore::carve(Carver& carver) {
   shifts_ = carver.take<float>(rows * index(options_.heads));
   segments_ = carver.take<Segment>(rows * kv_heads * index(segment_capacity_));
   exact_ = carver.take<int>(rows * kv_heads * index(geometry_.selected_chunks));
-  worker_rank_ = carver.take<float>(threads * 2 * chunks);
+  worker_rank_ = carver.take<float>(threads * chunks);
+  worker_keys_ = carver.take<int>(threads * padded_chunks());
   worker_row_ = carver.take<float>(threads * dim * group);
   worker_scores_ = carver.take<float>(threads * index(kQueryBlock) * group * chunks);
   runner_.carve(carver);
@@ -217,25 +219,15 @@ void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor
   appended = end;
 }
 
-int ChunkStore::choose(const float* scores, int count, int capacity, float* rank, float* sorted, int* chunks, float* shares) const {
+int ChunkStore::choose(const float* scores, int count, int capacity, int worker, int* chunks, float* shares) const {
   if (count <= 0) return 0;
+  float* rank = worker_rank_ + index(worker) * index(geometry_.max_chunks);
+  int* keys = worker_keys_ + index(worker) * padded_chunks();
   kernels_.rank(scores, index(geometry_.max_chunks), geometry_.group, index(count), rank);
-  const int wanted = std::min(capacity, count);
-  float threshold = kLowest;
-  int ties = wanted;  // how many chunks at the threshold still fit
-  if (wanted < count) {
-    std::copy_n(rank, count, sorted);
-    std::nth_element(sorted, sorted + wanted - 1, sorted + count, std::greater<>());
-    threshold = sorted[wanted - 1];
-    ties = wanted - static_cast<int>(std::count_if(sorted, sorted + wanted, [&](float r) { return r > threshold; }));
-  }
-  int chosen = 0;
-  for (int c = 0; c < count && chosen < wanted; ++c) {
-    if (rank[c] < threshold) continue;
-    if (rank[c] == threshold && wanted < count && ties-- <= 0) continue;
-    chunks[chosen] = geometry_.sink_chunks + c;
-    shares[chosen] = std::exp(rank[c]);
-    ++chosen;
+  const int chosen = static_cast<int>(kernels_.choose(rank, index(count), index(capacity), keys, chunks));
+  for (int i = 0; i < chosen; ++i) {
+    shares[i] = std::exp(rank[chunks[i]]);
+    chunks[i] += geometry_.sink_chunks;
   }
   return chosen;
 }
@@ -248,25 +240,46 @@ void ChunkStore::select(Layer layer, const StepView& view, ConstTensor queries, 
   for (int place = 0; place < view.sequences; ++place) {
     if (view.mode[place] != RowMode::idle) sealed_sequence(view, place);
   }
-  resources_.threads->parallel_for(view.rows() * kv_heads, [&](int job, int worker) {
-    const int row = job / kv_heads;
-    const int kv_head = job % kv_heads;
-    const int place = row / view.rows_per_sequence;
-    by_row.count_of(row, kv_head) = 0;
-    if (!row_is_live(view.mode[place], row % view.rows_per_sequence)) return;
-    const Head head{view.slot_of[place], layer, kv_head};
+  int parts = 0;  // of the longest sequence
+  for (int place = 0; place < view.sequences; ++place) {
+    for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+      for (int row = place * view.rows_per_sequence; row < (place + 1) * view.rows_per_sequence; ++row) by_row.count_of(row, kv_head) = 0;
+    }
+    if (view.mode[place] == RowMode::idle) continue;
+    const int count = range_of(view.slot_of[place], view.position[place]).count;
+    const int own = count <= 0 ? 0 : (count + kScorePart - 1) / kScorePart;
+    for (int kv_head = 0; kv_head < kv_heads; ++kv_head) unscored_[index(place * kv_heads + kv_head)].store(own, std::memory_order_relaxed);
+    parts = std::max(parts, own);
+  }
+  const int lists = view.sequences * kv_heads;
+  resources_.threads->parallel_for(lists * parts, [&](int job, int worker) {
+    const int list = job % lists;
+    const int place = list / kv_heads;
+    const Head head{view.slot_of[place], layer, list % kv_heads};
+    if (view.mode[place] == RowMode::idle) return;
     const Range range = range_of(head.slot, view.position[place]);
-    if (range.count <= 0) return;
-    float* scaled = worker_row_ + index(worker) * width;
-    read_elements(queries, (index(row) * index(kv_heads) + index(kv_head)) * width, width, scaled);
-    for (std::size_t d = 0; d < width; ++d) scaled[d] *= scale;
-    const std::size_t at = head_index(head) * index(geometry_.max_chunks) + index(range.first);
-    float* scores = scores_of(layer, row, kv_head);
-    kernels_.summary_scores(scaled, geometry_.group, key_means_ + at * dim, key_scales_ + at, index(range.count), dim, scores,
-                            index(geometry_.max_chunks));
-    float* rank = worker_rank_ + index(worker) * 2 * index(geometry_.max_chunks);
-    by_row.count_of(row, kv_head) = choose(scores, range.count, std::min(by_row.capacity, geometry_.selected_chunks), rank,
-                                           rank + geometry_.max_chunks, by_row.chunks_of(row, kv_head), by_row.scores_of(row, kv_head));
+    const int first = job / lists * kScorePart;
+    if (first >= range.count) return;
+    // one read of the summaries serves every row of the sequence and the whole query group
+    for (int number = 0; number < view.rows_per_sequence; ++number) {
+      if (!row_is_live(view.mode[place], number)) continue;
+      const int row = place * view.rows_per_sequence + number;
+      float* scaled = worker_row_ + index(worker) * width;
+      read_elements(queries, (index(row) * index(kv_heads) + index(head.kv_head)) * width, width, scaled);
+      for (std::size_t d = 0; d < width; ++d) scaled[d] *= scale;
+      const std::size_t at = head_index(head) * index(geometry_.max_chunks) + index(range.first + first);
+      kernels_.summary_scores(scaled, geometry_.group, key_means_ + at * dim, key_scales_ + at,
+                              index(std::min(kScorePart, range.count - first)), dim, scores_of(layer, row, head.kv_head) + first,
+                              index(geometry_.max_chunks));
+    }
+    if (unscored_[index(list)].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    for (int number = 0; number < view.rows_per_sequence; ++number) {
+      if (!row_is_live(view.mode[place], number)) continue;
+      const int row = place * view.rows_per_sequence + number;
+      by_row.count_of(row, head.kv_head) =
+          choose(scores_of(layer, row, head.kv_head), range.count, std::min(by_row.capacity, geometry_.selected_chunks), worker,
+                 by_row.chunks_of(row, head.kv_head), by_row.scores_of(row, head.kv_head));
+    }
   });
 }
 
@@ -477,7 +490,6 @@ void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
   const std::size_t dim = index(geometry_.dim);
   const std::size_t stride = index(geometry_.max_chunks);
   const float scale = 1.0F / std::sqrt(static_cast<float>(geometry_.dim));
-  float* rank = worker_rank_ + index(worker) * 2 * stride;
   float* scores = worker_scores_ + index(worker) * index(kQueryBlock) * index(group) * stride;
   std::vector<float> query(index(group) * dim);
   std::vector<int> chosen(index(geometry_.selected_chunks));
@@ -487,6 +499,7 @@ void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
   std::vector<double> sums(index(group), 0.0);
   std::vector<double> exact_mass(index(group));
   std::vector<double> estimated_mass(index(group));
+  std::vector<float> largest(index(group));
   int used = 0;
   const std::size_t at = head_index(head) * stride + index(range.first);
   const auto* queries =
@@ -500,7 +513,7 @@ void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
     const float* from = queries + index(number % kCalibrationQueries) * index(options_.heads) * dim + index(kv_head * group) * dim;
     for (std::size_t d = 0; d < query.size(); ++d) query[d] = from[d] * scale;
     kernels_.summary_scores(query.data(), group, key_means_ + at * dim, key_scales_ + at, index(range.count), dim, scores, stride);
-    const int count = choose(scores, range.count, geometry_.selected_chunks, rank, rank + stride, chosen.data(), shares.data());
+    const int count = choose(scores, range.count, geometry_.selected_chunks, worker, chosen.data(), shares.data());
     if (newest) warm(head, {chosen.data(), index(count)});
     if (count == range.count || !sees_all || !options_.selection.tail_estimate || !options_.selection.calibrate_tail) continue;
     std::fill(is_chosen.begin(), is_chosen.end(), char{0});
@@ -510,9 +523,9 @@ void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
     // masses are relative to exp of the largest estimate, which keeps both in range
     for (int g = 0; g < group; ++g) {
       const float* row = scores + index(g) * stride;
-      rank[g] = kLowest;
+      largest[index(g)] = kLowest;
       for (int c = 0; c < range.count; ++c) {
-        if (is_chosen[index(c)] == 0) rank[g] = std::max(rank[g], row[c]);
+        if (is_chosen[index(c)] == 0) largest[index(g)] = std::max(largest[index(g)], row[c]);
       }
     }
     for (int c = 0; c < range.count; ++c) {
@@ -521,9 +534,10 @@ void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
       kernels_.key_scores(query.data(), group, &segment, 1, geometry_.layout(), token_scores.data(), index(geometry_.chunk));
       for (int g = 0; g < group; ++g) {
         for (int t = 0; t < geometry_.chunk; ++t) {
-          exact_mass[index(g)] += std::exp(token_scores[index(g * geometry_.chunk + t)] - rank[g]);
+          exact_mass[index(g)] += std::exp(token_scores[index(g * geometry_.chunk + t)] - largest[index(g)]);
         }
-        estimated_mass[index(g)] += static_cast<float>(geometry_.chunk) * std::exp(scores[index(g) * stride + index(c)] - rank[g]);
+        estimated_mass[index(g)] +=
+            static_cast<float>(geometry_.chunk) * std::exp(scores[index(g) * stride + index(c)] - largest[index(g)]);
       }
     }
     for (int g = 0; g < group; ++g) {

@@ -1,8 +1,10 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -121,7 +123,8 @@ class ChunkStore : public KvStore {
   void summarise_chunk(const Head& head, int chunk, const void* data, int worker);
   void keep_queries(Sequence& sequence, Layer layer, const ConstTensor& queries);
   void calibrate(int slot, Layer layer, int kv_head, int worker);
-  int choose(const float* scores, int count, int capacity, float* rank, float* sorted, int* chunks, float* shares) const;
+  int choose(const float* scores, int count, int capacity, int worker, int* chunks, float* shares) const;
+  std::size_t padded_chunks() const noexcept { return (index(geometry_.max_chunks) + 15) / 16 * 16; }
   void write_row(const Head& head, int position, const RowBlock& rows, int row);
   int gather_segments(const Head& head, int length, int end, std::span<const int> chosen, Segment* segments, int* exact,
                       int* exact_count) const;
@@ -130,12 +133,14 @@ class ChunkStore : public KvStore {
     return bias_ + (index(slot) * index(options_.layers) + index(layer)) * index(options_.heads);
   }
 
-  static constexpr int kQueryBlock = 4;  // calibration queries that share one read of the keys
+  static constexpr int kScorePart = 256;  // chunks whose keys' means stay in the first-level cache while every row reads them
+  static constexpr int kQueryBlock = 4;   // calibration queries that share one read of the keys
 
   const AttentionKernels& kernels_;
   AttentionRunner runner_;
   std::vector<Sequence> sequences_;
   std::vector<AttentionJob> jobs_;
+  std::unique_ptr<std::atomic<int>[]> unscored_;  // [sequences, kv_heads] parts of the list that select has not scored yet
   Buffer device_;
   std::size_t device_bytes_ = 0;
 
@@ -154,7 +159,8 @@ class ChunkStore : public KvStore {
   float* shifts_ = nullptr;              // [rows, heads]
   Segment* segments_ = nullptr;          // [rows, kv_heads, segment capacity]
   int* exact_ = nullptr;                 // [rows, kv_heads, selected_chunks]
-  float* worker_rank_ = nullptr;         // [threads, 2, max_chunks]
+  float* worker_rank_ = nullptr;         // [threads, max_chunks]
+  int* worker_keys_ = nullptr;           // [threads, padded_chunks]
   float* worker_row_ = nullptr;          // [threads, max(dim * group, dim)]
   float* worker_scores_ = nullptr;       // [threads, kQueryBlock * group, max_chunks], calibration
   int segment_capacity_ = 0;

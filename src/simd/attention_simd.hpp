@@ -39,6 +39,9 @@ struct AttentionKernels {
                         std::size_t count, std::size_t dim, float negligible, float* out);
   /// rank[c] = max over g of log softmax(scores[g])[c], the order in which chunks are chosen.
   void (*rank)(const float* scores, std::size_t stride, int group, std::size_t count, float* rank);
+  /// Writes the indices of the `wanted` largest ranks, ascending, of equal ones the first, and returns how many there are: `wanted`, or
+  /// `count` where that is less. keys: work space for `count` rounded up to whole vectors of 16.
+  std::size_t (*choose)(const float* rank, std::size_t count, std::size_t wanted, std::int32_t* keys, std::int32_t* chosen);
 };
 
 /// The kernels for an instruction set that the machine has.

@@ -1,4 +1,8 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 
