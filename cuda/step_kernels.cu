@@ -121,6 +121,12 @@ void CudaStepKernels::upload(void* target, const void* source, std::size_t bytes
   if (attributes.type != cudaMemoryTypeUnregistered) check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
 }
 
+void CudaStepKernels::copy(void* target, const void* source, std::size_t bytes, StreamRef stream) {
+  if (bytes == 0) return;
+  const DeviceGuard guard(device_);
+  copy_async(target, source, bytes, stream);
+}
+
 void CudaStepKernels::download(void* target, const void* source, std::size_t bytes, StreamRef stream) {
   if (bytes == 0) return;
   const DeviceGuard guard(device_);

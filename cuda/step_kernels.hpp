@@ -19,6 +19,7 @@ class CudaStepKernels final : public StepKernels {
   void force(const StepState& state, const Token* forced, Token* sampled, StreamRef stream) override;
   void mark_seen(const StepState& state, std::uint64_t* const* seen, StreamRef stream) override;
   void upload(void* target, const void* source, std::size_t bytes, StreamRef stream) override;
+  void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) override;
   void download(void* target, const void* source, std::size_t bytes, StreamRef stream) override;
 
  private:

@@ -121,7 +121,8 @@ std::shared_ptr<const ModelWeights> detail::load_source_model(const SourceModel&
     if (options.on_progress) options.on_progress(progress);
   };
   report(0);
-  auto weights = std::make_shared<detail::PackedWeights>(model.config(), options.matrix_type, backend);
+  auto weights =
+      std::make_shared<detail::PackedWeights>(detail::stretched(model.config(), options.yarn_factor), options.matrix_type, backend);
   detail::WeightWriter writer(backend, model.config(), options.matrix_type, options.threads);
   std::uint64_t before = 0;  // bytes of the tensors that are done
   for (const WeightEntry& entry : detail::weight_entries(model.config())) {
@@ -151,14 +152,13 @@ std::shared_ptr<const ModelWeights> load_weights(const std::filesystem::path& pa
   }
 }
 
-ModelConfig read_model_config(const std::filesystem::path& path) {
+ModelConfig read_model_config(const std::filesystem::path& path, float yarn_factor) {
   std::error_code ignored;
   const bool folder = std::filesystem::is_directory(path, ignored);
   const std::filesystem::path file_path = folder ? path / "config.json" : path;
   const detail::MappedFile file(file_path);
   try {
-    if (folder) return detail::config_from_json(file.bytes());
-    return SourceModel::from_gguf(file.bytes()).config();
+    return detail::stretched(folder ? detail::config_from_json(file.bytes()) : SourceModel::from_gguf(file.bytes()).config(), yarn_factor);
   } catch (const FormatError& error) {
     throw FormatError(file_path.string() + ": " + error.what());
   }

@@ -70,11 +70,12 @@ class HostStepKernels final : public StepKernels {
     }
   }
 
-  void upload(void* target, const void* source, std::size_t bytes, StreamRef) override { copy(target, source, bytes); }
-  void download(void* target, const void* source, std::size_t bytes, StreamRef) override { copy(target, source, bytes); }
+  void upload(void* target, const void* source, std::size_t bytes, StreamRef) override { move(target, source, bytes); }
+  void copy(void* target, const void* source, std::size_t bytes, StreamRef) override { move(target, source, bytes); }
+  void download(void* target, const void* source, std::size_t bytes, StreamRef) override { move(target, source, bytes); }
 
  private:
-  static void copy(void* target, const void* source, std::size_t bytes) {
+  static void move(void* target, const void* source, std::size_t bytes) {
     if (bytes > 0) std::memcpy(target, source, bytes);
   }
 };

@@ -20,6 +20,9 @@ struct LoadProgress {
 struct LoadOptions {
   DataType matrix_type = DataType::bf16;  ///< f32 or bf16: what matrices are dequantised to
   int threads = 0;                        ///< for dequantising; 0: as many as the machine has
+  /// > 1: stretches the file's context by YaRN (Peng and others 2023) with this factor; 0: as the file says. Not for a file that scales
+  /// itself.
+  float yarn_factor = 0.0F;
   /// Called from the loading thread; an exception thrown from it stops the load, frees what was loaded and reaches the caller.
   std::function<void(const LoadProgress&)> on_progress;
 };
@@ -33,7 +36,7 @@ DUALDECODER_EXPORT std::shared_ptr<const ModelWeights> load_weights(const std::f
 DUALDECODER_EXPORT std::shared_ptr<const ModelWeights> make_synthetic_weights(const ModelConfig& config, std::uint64_t seed,
                                                                               Backend& backend, const LoadOptions& options = {});
 
-/// Configuration alone, without reading weights: what memory_plan() needs. Throws as load_weights.
-DUALDECODER_EXPORT ModelConfig read_model_config(const std::filesystem::path& path);
+/// Configuration alone, without reading weights: what memory_plan() needs; `yarn_factor` as in LoadOptions. Throws as load_weights.
+DUALDECODER_EXPORT ModelConfig read_model_config(const std::filesystem::path& path, float yarn_factor = 0.0F);
 
 }  // namespace dualdecoder

@@ -65,6 +65,8 @@ class StepKernels {
   virtual void mark_seen(const StepState& state, std::uint64_t* const* seen, StreamRef stream) = 0;
   /// Copies host memory into memory of the backend, in the order of the stream; the source may be reused on return.
   virtual void upload(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
+  /// Copies within memory of the backend, in the order of the stream. The two must not overlap.
+  virtual void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
   /// Copies memory of the backend into host memory and waits for it; for tools that record, never inside an ordinary step.
   virtual void download(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
 };

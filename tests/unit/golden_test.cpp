@@ -86,7 +86,7 @@ void check_golden(const char* data, std::size_t first, std::size_t count) {
   const std::filesystem::path path = model_file(golden["file"].get<std::string>());
   if (!std::filesystem::exists(path)) DUALDECODER_SKIP("no " + path.filename().string() + "; scripts/get-model.sh fetches it");
   auto backend = cpu::make_cpu_backend();
-  auto weights = load_weights(path, *backend, {.matrix_type = DataType::f32, .threads = 0, .on_progress = {}});
+  auto weights = load_weights(path, *backend, {.matrix_type = DataType::f32});
   for (std::size_t i = first; i < first + count; ++i) check_case(backend, weights, golden, golden["cases"].at(i));
 }
 

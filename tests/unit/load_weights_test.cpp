@@ -538,6 +538,25 @@ TEST_CASE("load options out of range are refused", "[load_weights]") {
   expect_error<IoError>([&] { read_model_config("/nowhere/model.gguf"); }, {"/nowhere/model.gguf"});
 }
 
+TEST_CASE("YaRN stretches the context of a file that does not scale its positions", "[load_weights]") {
+  const TemporaryFolder folder;
+  const auto path = folder.write("model.gguf", gguf_bytes(make_tiny_model(tiny_config("llama")), kF32, false));
+  const ModelConfig plain = read_model_config(path);
+  const ModelConfig config = read_model_config(path, 4.0F);
+  CHECK(config.rope.scaling == RopeScaling::yarn);
+  CHECK(config.rope.factor == 4.0F);
+  CHECK(config.rope.original_context == plain.context);
+  CHECK(config.context == 4 * plain.context);
+  MemoryBackend backend;
+  LoadOptions options;
+  options.yarn_factor = 4.0F;
+  CHECK(load_weights(path, backend, options)->config().context == 4 * plain.context);
+  expect_error<InvalidArgument>([&] { read_model_config(path, 0.5F); }, {"yarn_factor", "0.5", "above 1"});
+  const TemporaryFolder scaled;
+  scaled.write("config.json", config_json(tiny_config("llama"), R"(,"rope_scaling":{"rope_type":"linear","factor":2.0})"));
+  expect_error<InvalidArgument>([&] { read_model_config(scaled.path(), 4.0F); }, {"yarn_factor", "scales its positions already"});
+}
+
 TEST_CASE("a published model loads with the values of the gguf package", "[load_weights][real_model]") {
   const std::filesystem::path path = std::filesystem::path(DUALDECODER_MODEL_DIR) / "SmolLM2-135M-Instruct.Q4_1.gguf";
   if (!std::filesystem::exists(path)) DUALDECODER_SKIP("no SmolLM2-135M (scripts/get-model.sh smollm2)");

@@ -35,7 +35,7 @@ struct SessionModel {
   std::shared_ptr<const ModelWeights> weights;
 
   explicit SessionModel(DataType matrices = DataType::f32)
-      : weights(make_synthetic_weights(tiny_config(), 7, *backend, {.matrix_type = matrices, .threads = 1, .on_progress = {}})) {}
+      : weights(make_synthetic_weights(tiny_config(), 7, *backend, {.matrix_type = matrices, .threads = 1})) {}
 };
 
 /// A budget far below the context, so that every policy has something to decide.
