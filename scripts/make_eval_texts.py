@@ -7,17 +7,15 @@
 Each has 30,000 to 40,000 characters, over 6,000 tokens, and ends with what the model is to continue. They depend on the machine's
 versions of Python and base-files only, and otherwise on nothing: no clock, no randomness.
 """
+import argparse
 import inspect
 import pathlib
-import sys
 
 CHARACTERS = 40_000
 LICENSES = pathlib.Path("/usr/share/common-licenses")
 
 
 def code():
-    import argparse
-
     return inspect.getsource(argparse)[:CHARACTERS]
 
 
@@ -64,7 +62,9 @@ def needles():
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for make in (code, prose, qa, reasoning, needles):
         (folder / f"{make.__name__}.txt").write_text(make(), encoding="utf-8")
