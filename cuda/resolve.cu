@@ -3,58 +3,15 @@
 #include <cstdint>
 
 #include "cuda/block_tools.cuh"
+#include "cuda/candidates.cuh"
 #include "cuda/check.hpp"
+#include "cuda/resolve_tools.cuh"
 #include "cuda/slot_table.cuh"
 #include "cuda/store_kernels.hpp"
 #include "cuda/summarise.cuh"
 
 namespace dualdecoder::cuda {
 namespace {
-
-constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-
-__device__ void add_to(const StoreLayout& layout, Counter counter, std::uint64_t value) {
-  if (value == 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(layout.counters) + static_cast<int>(counter), static_cast<unsigned long long>(value));
-}
-
-/// Sum over the block into `sum`, which starts at zero; visible after the next barrier.
-__device__ void sum_into(int* sum, int value) {
-  value = __reduce_add_sync(kAllLanes, value);
-  if (threadIdx.x % 32 == 0 && value != 0) atomicAdd(sum, value);
-}
-
-__device__ bool place_waits(const StoreLayout& layout, const StepView& view, int place) {
-  return layout.wait_policy || (view.waits != nullptr && view.waits[place] != 0);
-}
-
-/// Words of a bitmap over the chunks.
-__host__ __device__ int bitmap_words(const StoreLayout& layout) { return (layout.max_chunks + 31) / 32; }
-__device__ bool test_bit(const std::uint32_t* bits, int chunk) { return ((bits[chunk / 32] >> (chunk % 32)) & 1U) != 0; }
-__device__ void set_bit(std::uint32_t* bits, int chunk) { atomicOr(bits + chunk / 32, 1U << (chunk % 32)); }
-/// Whether it was set.
-__device__ bool clear_bit(std::uint32_t* bits, int chunk) {
-  const std::uint32_t bit = 1U << (chunk % 32);
-  return (atomicAnd(bits + chunk / 32, ~bit) & bit) != 0;
-}
-
-/// Lists of a selection, for one row or place and KV head.
-struct ChunkList {
-  const int* chunks;
-  const float* scores;
-  int count;
-};
-__device__ ChunkList list_of(const Selection& selection, int row, int kv_head) {
-  const std::size_t at = static_cast<std::size_t>(row) * static_cast<std::size_t>(selection.kv_heads) + static_cast<std::size_t>(kv_head);
-  return {selection.chunks + at * static_cast<std::size_t>(selection.capacity),
-          selection.scores + at * static_cast<std::size_t>(selection.capacity), selection.count[at]};
-}
-
-void allow_shared(const void* kernel, std::size_t bytes, const char* what) {
-  constexpr std::size_t kAlways = 24 * 1024;  // beside the static arrays
-  if (bytes <= kAlways) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), what);
-}
 
 // -- needed ------------------------------------------------------------------------------------------------------------------------------
 
@@ -130,9 +87,8 @@ __global__ void __launch_bounds__(kSlotThreads)
   if (!row_is_live(view.mode[place], 0)) return;
   const int storage = view.slot_of[place];
   const std::uint32_t pass = *layout.pass;
-  const bool swapping = layout.slot_layers != layout.layers;
   const std::uint32_t run = pass * static_cast<std::uint32_t>(layout.layers) + static_cast<std::uint32_t>(layer);
-  const std::uint32_t now = swapping ? run : 2 * pass + 1;
+  const std::uint32_t now = layout.swaps ? run : 2 * pass + 1;
   const std::size_t list = layout.list(storage, layer, kv_head);
   const std::size_t slot_list = layout.slot_list(storage, layer, kv_head, pass);
   const SlotTable table(layout, slot_list);
@@ -146,7 +102,7 @@ __global__ void __launch_bounds__(kSlotThreads)
     memory.predictable = 0;
     memory.predicted_hits = 0;
   }
-  if (swapping) {  // what a buffer was not loaded with for this run is of another layer
+  if (layout.swaps) {  // what a buffer was not loaded with for this run is of another layer
     for (int s = thread; s < table.slots; s += kSlotThreads) {
       if (table.used[s] != run) table.clear(s);
     }
@@ -195,52 +151,6 @@ __global__ void __launch_bounds__(kSlotThreads)
 }
 
 // -- predicted ---------------------------------------------------------------------------------------------------------------------------
-
-constexpr int kPredictBlocks = 32;  // beside the dense products, whose blocks need the multiprocessors
-constexpr int kSortedInShared = 1024;
-constexpr int kChunkBits = 30;
-
-/// A chunk that may be loaded, ordered as loads are: what was predicted before what was only missed, the best score first, the lower chunk
-/// first. The last bit, which orders nothing, tells that a predicted chunk was missed too.
-struct Candidate {
-  __device__ static std::uint64_t make(bool missed, float score, int chunk, bool missed_too) {
-    return (std::uint64_t{missed} << 63) | (std::uint64_t{~order_key(score)} << (kChunkBits + 1)) |
-           (static_cast<std::uint64_t>(chunk) << 1) | std::uint64_t{missed_too};
-  }
-  __device__ static std::uint64_t without_chunk(std::uint64_t key) { return key >> (kChunkBits + 1); }
-  __device__ static int chunk(std::uint64_t key) { return static_cast<int>((key >> 1) & ((1U << kChunkBits) - 1U)); }
-  __device__ static int missed_too(std::uint64_t key) { return static_cast<int>(key & 1U); }
-  __device__ static float score(std::uint64_t key) {
-    const std::uint32_t order = ~static_cast<std::uint32_t>(key >> (kChunkBits + 1));
-    return __uint_as_float(order ^ ((order >> 31) != 0 ? 0x80000000U : 0xFFFFFFFFU));
-  }
-};
-
-/// Candidates of every place and KV head, between the kernels that list and place them.
-struct CandidateLists {
-  std::uint64_t* keys;  // [places, kv_heads, room], sorted
-  int* count;           // [places, kv_heads]
-  int* placeable;       // [places, kv_heads] those for which there is a victim
-  int room;             // a power of two
-
-  CandidateLists(const StoreLayout& layout, void* work) : keys(static_cast<std::uint64_t*>(work)), room(room_of(layout)) {
-    const std::size_t lists = list_count(layout);
-    count = reinterpret_cast<int*>(keys + lists * static_cast<std::size_t>(room));
-    placeable = count + lists;
-  }
-  static std::size_t list_count(const StoreLayout& layout) {
-    return static_cast<std::size_t>(layout.max_sequences) * static_cast<std::size_t>(layout.kv_heads);
-  }
-  static int room_of(const StoreLayout& layout) {
-    int room = 1;
-    while (room < 2 * layout.selected) room *= 2;
-    return room;
-  }
-  static std::size_t bytes(const StoreLayout& layout) {
-    return list_count(layout) * (static_cast<std::size_t>(room_of(layout)) * sizeof(std::uint64_t) + 2 * sizeof(int));
-  }
-  __device__ std::uint64_t* of(int list) const { return keys + static_cast<std::size_t>(list) * static_cast<std::size_t>(room); }
-};
 
 struct ListMemory {
   VictimMemory victims;
@@ -329,58 +239,6 @@ struct PlaceMemory {
   int first_item;
 };
 
-__device__ int block_sum(int* sum, int value) {
-  __syncthreads();
-  if (threadIdx.x == 0) *sum = 0;
-  __syncthreads();
-  sum_into(sum, value);
-  __syncthreads();
-  return *sum;
-}
-
-/// How many of the sorted keys come before `key`, equal ones included or not.
-__device__ int rank_in(const std::uint64_t* keys, int count, std::uint64_t key, bool equal_too) {
-  int low = 0;
-  while (low < count) {
-    const int middle = (low + count) / 2;
-    const std::uint64_t other = Candidate::without_chunk(keys[middle]);
-    if (other < key || (equal_too && other == key)) {
-      low = middle + 1;
-    } else {
-      count = middle;
-    }
-  }
-  return low;
-}
-
-/// How many of an item's candidates are among the best `bound` of all items; among equal scores the lower storage slot and KV head first.
-__device__ int count_within(PlaceMemory& memory, const CandidateLists& lists, const StepView& view, int kv_heads, int item, int bound) {
-  const int items = view.sequences * kv_heads;
-  int mine = 0;
-  for (int other = static_cast<int>(threadIdx.x); other < items; other += kSlotThreads) mine += lists.placeable[other];
-  int high = lists.placeable[item];
-  if (block_sum(&memory.sum, mine) <= bound) return high;
-  const int storage = view.slot_of[item / kv_heads];
-  int low = 0;  // so many are within the bound
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    const std::uint64_t key = Candidate::without_chunk(lists.of(item)[middle]);
-    int before = 0;
-    for (int other = static_cast<int>(threadIdx.x); other < items; other += kSlotThreads) {
-      if (other == item) continue;
-      const int other_storage = view.slot_of[other / kv_heads];
-      const bool first = other_storage < storage || (other_storage == storage && other % kv_heads < item % kv_heads);
-      before += rank_in(lists.of(other), lists.placeable[other], key, first);
-    }
-    if (block_sum(&memory.sum, before) + middle < bound) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 /// Gives the listed chunks slots and loads, the best of all within the bound.
 __global__ void __launch_bounds__(kSlotThreads)
     place_kernel(StoreLayout layout, Layer target, StepView view, CandidateLists lists, TransferList prefetch) {
@@ -397,7 +255,7 @@ __global__ void __launch_bounds__(kSlotThreads)
     const SlotTable table(layout, slot_list);
     const std::uint64_t* const keys = lists.of(item);
     const int bound = layout.prefetch_chunks_per_layer;
-    const int taken = bound > 0 ? count_within(memory, lists, view, layout.kv_heads, item, bound) : lists.placeable[item];
+    const int taken = bound > 0 ? count_within(&memory.sum, lists, view, layout.kv_heads, item, bound) : lists.placeable[item];
     for (int first = 0; first < taken; first += kVictimBatch) {
       const int victims = choose_victims(memory.victims, table, predicted_time, min(taken - first, kVictimBatch));
       if (thread == 0) memory.first_item = atomicAdd(prefetch.count, victims);
@@ -465,7 +323,7 @@ __global__ void __launch_bounds__(kCommitThreads) commit_kernel(StoreLayout layo
       add_to(layout, Counter::write_back_bytes, layout.chunk_bytes);
     }
   }
-  if (layout.slot_layers != layout.layers) return;  // buffers that swap keep nothing
+  if (layout.swaps) return;  // buffers that swap keep nothing
   const std::uint32_t predicted_time = 2 * *layout.pass + 2;
   const std::size_t slot_list = layout.slot_list(storage, layer, kv_head, 0);
   const SlotTable table(layout, slot_list);
@@ -500,7 +358,10 @@ void resolve_needed(const StoreLayout& layout, Layer layer, const StepView& view
   check_launch("resolve_needed");
 }
 
-std::size_t resolve_work_bytes(const StoreLayout& layout) { return CandidateLists::bytes(layout); }
+std::size_t resolve_work_bytes(const StoreLayout& layout) {
+  const std::size_t pending = layout.swaps ? layout.list(layout.max_sequences, 0, 0) * static_cast<std::size_t>(layout.selected) : 0;
+  return CandidateLists::bytes(layout) + pending * sizeof(float);
+}
 
 void resolve_predicted(const StoreLayout& layout, Layer target, const StepView& view, const Selection& predicted, const Selection* missed,
                        const TransferList& prefetch, void* work, cudaStream_t stream) {

@@ -29,6 +29,12 @@ void resolve_needed(const StoreLayout& layout, Layer layer, const StepView& view
 void resolve_predicted(const StoreLayout& layout, Layer target, const StepView& view, const Selection& predicted, const Selection* missed,
                        const TransferList& prefetch, void* work, cudaStream_t stream);
 std::size_t resolve_work_bytes(const StoreLayout& layout);
+// load_buffer.cu: PingPongStore::resolve_predicted
+/// Remembers the prediction for layer `of` (it may be empty), and loads what was predicted for layer `ahead` into the buffer that it will
+/// use, which is emptied first. `ahead` counts on into the next pass: layer + 2, or the prediction's own layer where that is of this step.
+/// `work` keeps the predictions from pass to pass.
+void load_buffer(const StoreLayout& layout, Layer of, Layer ahead, const StepView& view, const Selection& predicted,
+                 const TransferList& prefetch, void* work, cudaStream_t stream);
 /// Row 0 of single and dual places becomes part of the context: summarises chunks that are complete, lists them for the host, moves chunks
 /// that leave the window into slots (resident store), counts the pass.
 void commit_rows(const StoreLayout& layout, const StepView& view, const TransferList& write_back, cudaStream_t stream);
