@@ -1,0 +1,627 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "examples/bench/step_runner.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dualdecoder/decode_session.hpp"
+
+namespace dualdecoder::examples {
+namespace {
+
+std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
+
+/// Hands every call to another store.
+class ForwardingStore : public KvStore {
+ public:
+  explicit ForwardingStore(std::unique_ptr<KvStore> inner) : inner_(std::move(inner)) {}
+
+  void open(int slot, int tokens, StreamRef stream) override { inner_->open(slot, tokens, stream); }
+  void append(Layer layer, int slot, const KvBlock& block, ConstTensor queries, StreamRef stream) override {
+    inner_->append(layer, slot, block, queries, stream);
+  }
+  void seal(int slot, StreamRef stream) override { inner_->seal(slot, stream); }
+  void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override {
+    inner_->select(layer, view, queries, by_row, stream);
+  }
+  void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent, StreamRef stream) override {
+    inner_->resolve_needed(layer, view, by_row, urgent, stream);
+  }
+  void attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef stream) override {
+    inner_->attend(layer, view, rows, by_row, out, stream);
+  }
+  Layer resolve_predicted(Layer layer, const StepView& view, const Prediction& prediction, const TransferList& prefetch,
+                          StreamRef stream) override {
+    return inner_->resolve_predicted(layer, view, prediction, prefetch, stream);
+  }
+  void commit(const StepView& view, const TransferList& write_back, StreamRef stream) override { inner_->commit(view, write_back, stream); }
+  void truncate(int slot, int tokens, StreamRef stream) override { inner_->truncate(slot, tokens, stream); }
+  void close(int slot, StreamRef stream) noexcept override { inner_->close(slot, stream); }
+  Capacities capacities() const noexcept override { return inner_->capacities(); }
+  StoreStatistics statistics() const override { return inner_->statistics(); }
+
+ private:
+  std::unique_ptr<KvStore> inner_;
+};
+
+/// Bytes of a selection's lists, which lie one behind the other.
+std::size_t bytes_of(const Selection& selection, int rows) {
+  const auto* end = reinterpret_cast<const std::byte*>(selection.count + selection.list(rows, 0));
+  return static_cast<std::size_t>(end - reinterpret_cast<const std::byte*>(selection.chunks));
+}
+
+/// Lets the store choose, and then puts the choices that lie ready in `current` in their place.
+class ReplayStore final : public ForwardingStore {
+ public:
+  /// `current` and `kernels` must outlive the store; [layers] pieces of `layer_bytes`.
+  ReplayStore(std::unique_ptr<KvStore> inner, const std::byte* const& current, const std::size_t& layer_bytes, StepKernels& kernels)
+      : ForwardingStore(std::move(inner)), current_(current), layer_bytes_(layer_bytes), kernels_(kernels) {}
+
+  void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override {
+    ForwardingStore::select(layer, view, queries, by_row, stream);
+    kernels_.copy(by_row.chunks, current_ + at(layer) * layer_bytes_, bytes_of(by_row, view.rows()), stream);
+  }
+
+ private:
+  const std::byte* const& current_;
+  const std::size_t& layer_bytes_;
+  StepKernels& kernels_;
+};
+
+/// Writes what a sequence's passes choose into a trace. Downloads everything: a tool, not for speed.
+class RecordingStore final : public ForwardingStore {
+ public:
+  RecordingStore(std::unique_ptr<KvStore> inner, StepTrace& trace, StepKernels& kernels)
+      : ForwardingStore(std::move(inner)), trace_(trace), kernels_(kernels) {}
+
+  void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override {
+    ForwardingStore::select(layer, view, queries, by_row, stream);
+    if (layer == 0) {
+      RowMode mode{};
+      int position = 0;
+      kernels_.download(&mode, view.mode, sizeof(mode), stream);
+      kernels_.download(&position, view.position, sizeof(position), stream);
+      trace_.mode.push_back(mode);
+      trace_.position.push_back(position);
+    }
+    const std::size_t lists = at(StepTrace::kRows) * at(by_row.kv_heads);
+    std::vector<int> chunks(lists * at(by_row.capacity));
+    std::vector<int> count(lists);
+    const std::size_t live = at(view.rows_per_sequence) * at(by_row.kv_heads);
+    kernels_.download(chunks.data(), by_row.chunks, live * at(by_row.capacity) * sizeof(int), stream);
+    kernels_.download(count.data(), by_row.count, live * sizeof(int), stream);
+    for (int c : chunks) trace_.chunks.push_back(static_cast<std::uint32_t>(std::max(c, 0)));
+    for (int c : count) trace_.count.push_back(static_cast<std::uint16_t>(c));
+  }
+
+ private:
+  StepTrace& trace_;
+  StepKernels& kernels_;
+};
+
+/// Another backend whose stores record, and whose passes are not recorded as graphs, since the host looks into them.
+class RecordingBackend final : public Backend {
+ public:
+  RecordingBackend(std::shared_ptr<Backend> inner, StepTrace& trace) : inner_(std::move(inner)), trace_(trace) {}
+
+  const char* name() const noexcept override { return inner_->name(); }
+  StreamRef stream() noexcept override { return inner_->stream(); }
+  MemoryResource& memory(MemoryKind kind) noexcept override { return inner_->memory(kind); }
+  StepKernels& kernels() noexcept override { return inner_->kernels(); }
+  void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) override { inner_->copy(target, source, bytes, stream); }
+  void synchronize(StreamRef stream) override { inner_->synchronize(stream); }
+  std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) override {
+    return inner_->make_dense(std::move(weights), limits);
+  }
+  std::unique_ptr<KvStore> make_store(const StoreOptions& options) override {
+    return std::make_unique<RecordingStore>(inner_->make_store(options), trace_, inner_->kernels());
+  }
+  std::unique_ptr<TransferScheduler> make_scheduler(const SchedulerOptions& options) override { return inner_->make_scheduler(options); }
+  MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const override { return inner_->dense_plan(config, limits); }
+  MemoryPlan store_plan(const StoreOptions& options) const override { return inner_->store_plan(options); }
+  DataType activation_type() const noexcept override { return inner_->activation_type(); }
+  LogSink* log() const noexcept override { return inner_->log(); }
+  TraceSink* trace() const noexcept override { return inner_->trace(); }
+
+ private:
+  std::shared_ptr<Backend> inner_;
+  StepTrace& trace_;
+};
+
+/// Another scheduler that can be told to move nothing: what a step takes without its loads.
+class SwitchedScheduler final : public TransferScheduler {
+ public:
+  /// `moves` must outlive the scheduler.
+  SwitchedScheduler(std::unique_ptr<TransferScheduler> inner, const bool& moves) : inner_(std::move(inner)), moves_(moves) {}
+
+  void submit(Lane lane, Layer layer, const TransferList& list, StreamRef after) override {
+    if (moves_) inner_->submit(lane, layer, list, after);
+  }
+  void wait(Lane lane, Layer layer, StreamRef stream) override { inner_->wait(lane, layer, stream); }
+  StreamRef side_stream(StreamRef after) override { return inner_->side_stream(after); }
+  void rejoin(StreamRef stream) override { inner_->rejoin(stream); }
+  void drain(StreamRef stream) override { inner_->drain(stream); }
+  LaneStatistics statistics(Lane lane) const override { return inner_->statistics(lane); }
+
+ private:
+  std::unique_ptr<TransferScheduler> inner_;
+  const bool& moves_;
+};
+
+/// The trace's context carried over to one of another length: shifted where that is longer, squeezed where it is shorter.
+class ContextMap {
+ public:
+  /// `first` becomes the position of the trace's first step, up to a chunk.
+  ContextMap(const StepTrace& trace, const StoreOptions& store, int first) : chunk_(trace.chunk) {
+    shift_ = (first - trace.position.front()) / chunk_;
+    sinks_ = (store.selection.sink_tokens + chunk_ - 1) / chunk_;
+    source_ = range_of(trace.position.front(), store);
+    target_ = range_of(position(trace.position.front()), store);
+  }
+
+  int position(int recorded) const noexcept { return recorded + shift_ * chunk_; }
+
+  /// `count` chunks, ascending and distinct again, at most as many as there are.
+  int map(const std::uint32_t* from, int count, int* to) const {
+    count = std::min(count, target_);
+    for (int i = 0; i < count; ++i) {
+      const int chunk = std::max(static_cast<int>(from[i]) - sinks_, 0);
+      to[i] = shift_ >= 0 ? chunk + shift_ : static_cast<int>(static_cast<std::int64_t>(chunk) * target_ / source_);
+      if (i > 0) to[i] = std::max(to[i], to[i - 1] + 1);
+    }
+    for (int i = count - 1, limit = target_ + std::max(shift_, 0); i >= 0; --i) limit = to[i] = std::min(to[i], limit - 1);
+    for (int i = 0; i < count; ++i) to[i] += sinks_;
+    return count;
+  }
+
+ private:
+  int range_of(int position, const StoreOptions& store) const {
+    return std::max(1, (position - store.selection.local_tokens) / chunk_ - sinks_);
+  }
+
+  int chunk_;
+  int shift_ = 0;  // chunks
+  int sinks_ = 0;
+  int source_ = 1;  // choosable chunks of the recorded context, and of this one
+  int target_ = 1;
+};
+
+/// State of a batch and of one pass, in memory of the backend.
+struct Pass {
+  int* slot_of;
+  int* position;
+  RowMode* mode;
+  Token* token;
+  Token* guess;
+  std::uint8_t* waits;
+  // what advance() may write, so that its time counts; the trace says what really comes next
+  int* next_position;
+  RowMode* next_mode;
+  Token* next_token;
+  SamplingOptions* sampling;
+  std::uint64_t** seen;
+  Token* sampled;
+  Token* tokens;
+  int* positions;
+  float* hidden;
+  std::byte* q;
+  std::byte* ahead;
+  std::byte* k;
+  std::byte* v;
+  std::byte* attention;
+  float* logits;
+};
+
+Pass carve_pass(Carver& carver, const ModelConfig& config, int places, int rows, std::size_t element) {
+  const std::size_t p = at(places);
+  const std::size_t r = at(rows);
+  Pass pass{};
+  pass.slot_of = carver.take<int>(p);
+  pass.position = carver.take<int>(p);
+  pass.mode = carver.take<RowMode>(p);
+  pass.token = carver.take<Token>(p);
+  pass.guess = carver.take<Token>(p);
+  pass.waits = carver.take<std::uint8_t>(p);
+  pass.next_position = carver.take<int>(p);
+  pass.next_mode = carver.take<RowMode>(p);
+  pass.next_token = carver.take<Token>(p);
+  pass.sampling = carver.take<SamplingOptions>(p);
+  pass.seen = carver.take<std::uint64_t*>(p);
+  pass.sampled = carver.take<Token>(r);
+  pass.tokens = carver.take<Token>(r);
+  pass.positions = carver.take<int>(r);
+  pass.hidden = carver.take<float>(r * at(config.hidden));
+  pass.q = carver.take<std::byte>(r * at(config.q_width()) * element);
+  pass.ahead = carver.take<std::byte>(r * at(config.q_width()) * element);
+  pass.k = carver.take<std::byte>(r * at(config.kv_width()) * element);
+  pass.v = carver.take<std::byte>(r * at(config.kv_width()) * element);
+  pass.attention = carver.take<std::byte>(r * at(config.q_width()) * element);
+  pass.logits = carver.take<float>(r * at(config.vocabulary));
+  return pass;
+}
+
+std::uint16_t bf16_of(float value) noexcept {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return static_cast<std::uint16_t>((bits + 0x8000U) >> 16U);
+}
+
+double median_of(std::vector<double> values, double quantile = 0.5) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(quantile * static_cast<double>(values.size() - 1))];
+}
+
+StoreStatistics difference(const StoreStatistics& after, const StoreStatistics& before) {
+  StoreStatistics d = after;
+  d.needed -= before.needed;
+  d.predicted_hit -= before.predicted_hit;
+  d.predictable -= before.predictable;
+  d.resident_hit -= before.resident_hit;
+  d.estimated -= before.estimated;
+  d.urgent_bytes -= before.urgent_bytes;
+  d.prefetch_bytes -= before.prefetch_bytes;
+  d.write_back_bytes -= before.write_back_bytes;
+  d.prefetch_dropped -= before.prefetch_dropped;
+  return d;
+}
+
+/// Everything of one run, in the order in which it has to go.
+class StepRun {
+ public:
+  StepRun(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights, const StepTrace& trace,
+          const StepSetting& setting)
+      : backend_(*backend),
+        config_(weights->config()),
+        trace_(trace),
+        setting_(setting),
+        element_(size_of(backend->activation_type())),
+        stream_(backend->stream()) {
+    SessionOptions options = setting.options;
+    options.max_context = setting.context + 8;
+    options.max_sequences = setting.batch;
+    auto predictor = make_predictor(options);
+    traits_ = predictor->traits();
+    store_options_ = make_store_options(config_, options, traits_);
+    rows_ = setting.batch * traits_.rows_per_sequence;
+    replays_ = options.store != StoreKind::full;
+    if (replays_ && trace.chunk != options.chunk_tokens) {
+      throw InvalidArgument("trace: was made with chunks of " + std::to_string(trace.chunk) + " tokens, not " +
+                            std::to_string(options.chunk_tokens));
+    }
+    const int wanted = 2 * (setting.warm_up + setting.steps);
+    spread_ = setting.batch > 1 ? (trace.steps() - wanted) / (setting.batch - 1) : 0;
+    if (trace.steps() < wanted) throw InvalidArgument("trace: holds fewer steps than are run: " + std::to_string(wanted));
+
+    plan_ = backend->store_plan(store_options_);
+    dense_ = backend->make_dense(weights, {.decode_rows = rows_, .prefill_rows = rows_});
+    auto store = backend->make_store(store_options_);
+    capacities_ = store->capacities();
+    if (replays_) store = std::make_unique<ReplayStore>(std::move(store), current_, layer_bytes_, backend->kernels());
+    auto scheduler =
+        backend->make_scheduler({.layers = config_.layers,
+                                 .max_items_per_submit = std::max({capacities_.urgent, capacities_.prefetch, capacities_.write_back}),
+                                 .bytes_per_second = options.link_bytes_per_second,
+                                 .latency = options.link_latency,
+                                 .single_lane = options.single_lane,
+                                 .trace = nullptr});
+    attention_ = std::make_unique<SparseAttention>(
+        SparseAttentionParts{.store = std::move(store),
+                             .predictor = std::move(predictor),
+                             .scheduler = std::make_unique<SwitchedScheduler>(std::move(scheduler), moves_),
+                             .kernels = &backend->kernels(),
+                             .device_memory = &backend->memory(MemoryKind::device)},
+        SparseAttentionShape{.layers = config_.layers, .kv_heads = config_.kv_heads, .max_sequences = setting.batch}, stream_);
+    Carver counting;
+    carve_pass(counting, config_, setting.batch, rows_, element_);
+    buffer_ = Buffer(backend->memory(MemoryKind::device), counting.bytes(), stream_);
+    Carver carving(buffer_.data());
+    pass_ = carve_pass(carving, config_, setting.batch, rows_, element_);
+  }
+
+  StepMeasured run() {
+    StepMeasured measured;
+    const auto begin = Clock::now();
+    fill();
+    measured.fill_seconds = seconds_since(begin);
+    prepare_trace();
+    const std::vector<double> timed = time_steps(measured);
+    measured.ms_step = median_of(timed);
+    measured.ms_step_95 = median_of(timed, 0.95);
+    moves_ = false;  // what the slots hold from here on is not what the tables say, which changes no time
+    StepMeasured ignored;
+    measured.ms_compute = median_of(time_steps(ignored));
+    measured.device_kv_bytes = plan_.device_bytes();
+    measured.pinned_bytes = plan_.pinned_bytes();
+    for (int slot = 0; slot < setting_.batch; ++slot) attention_->close(slots_[at(slot)], stream_);
+    backend_.synchronize(stream_);
+    return measured;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+  int first_step(int place) const noexcept { return place * spread_; }
+  ContextMap context_map() const {
+    return {trace_, store_options_, setting_.context - trace_.position.back() + trace_.position.front() - 1};
+  }
+
+  /// Every sequence up to the position of its first step, with keys and values drawn once and used again.
+  void fill() {
+    constexpr int kBlock = 4096;
+    const std::size_t width = at(config_.kv_width());
+    std::mt19937_64 random(3);
+    std::normal_distribution<float> normal;
+    std::vector<std::uint16_t> host(at(kBlock) * width * 2);
+    for (std::uint16_t& value : host) value = bf16_of(normal(random));
+    Buffer block(backend_.memory(MemoryKind::device), host.size() * sizeof(std::uint16_t), stream_);
+    backend_.copy(block.data(), host.data(), block.bytes(), stream_);
+    const std::size_t query_width = at(config_.q_width());
+    std::vector<std::uint16_t> host_queries(at(KvStore::kCalibrationQueries) * query_width);
+    for (std::uint16_t& value : host_queries) value = bf16_of(0.3F * normal(random));
+    Buffer queries(backend_.memory(MemoryKind::device), host_queries.size() * sizeof(std::uint16_t), stream_);
+    backend_.copy(queries.data(), host_queries.data(), queries.bytes(), stream_);
+    const ContextMap map = context_map();
+    for (int place = 0; place < setting_.batch; ++place) {
+      const int slot = attention_->open(setting_.context + 8, stream_);
+      slots_.push_back(slot);
+      const int length = map.position(trace_.position[at(first_step(place))]);
+      for (Layer layer = 0; layer < config_.layers; ++layer) {
+        for (int first = 0; first < length; first += kBlock) {
+          const int count = std::min(kBlock, length - first);
+          const auto tensor = [&](std::byte* data) {
+            return ConstTensor{data, DataType::bf16, {count, config_.kv_heads, config_.head_dim}};
+          };
+          ConstTensor last;
+          if (first + count == length) {
+            const int kept = std::min(count, KvStore::kCalibrationQueries);
+            last = ConstTensor{queries.data(), DataType::bf16, {kept, config_.heads, config_.head_dim}};
+          }
+          attention_->append(layer, slot,
+                             {.keys = tensor(block.data()), .values = tensor(block.data() + at(kBlock) * width * sizeof(std::uint16_t))},
+                             last, stream_);
+        }
+      }
+      attention_->seal(slot, stream_);
+    }
+    backend_.synchronize(stream_);
+  }
+
+  /// Lays the choices of every step out as the selections of a pass lie, in memory of the backend.
+  void prepare_trace() {
+    StepKernels& kernels = backend_.kernels();
+    kernels.upload(pass_.slot_of, slots_.data(), slots_.size() * sizeof(int), stream_);
+    const std::vector<SamplingOptions> greedy(slots_.size());
+    kernels.upload(pass_.sampling, greedy.data(), greedy.size() * sizeof(SamplingOptions), stream_);
+    const std::vector<std::uint64_t*> none(slots_.size(), nullptr);
+    kernels.upload(pass_.seen, none.data(), none.size() * sizeof(std::uint64_t*), stream_);
+    std::vector<Token> tokens;
+    for (int place = 0; place < setting_.batch; ++place) tokens.push_back((37 * place + 11) % config_.vocabulary);
+    kernels.upload(pass_.token, tokens.data(), tokens.size() * sizeof(Token), stream_);
+    kernels.upload(pass_.guess, tokens.data(), tokens.size() * sizeof(Token), stream_);
+    const std::vector<std::uint8_t> zeros(slots_.size(), 0);
+    kernels.upload(pass_.waits, zeros.data(), zeros.size(), stream_);
+
+    const int steps = 2 * (setting_.warm_up + setting_.steps);
+    const ContextMap map = context_map();
+    const int capacity = capacities_.selection;
+    Carver counting;
+    carve_lists(counting, capacity);
+    layer_bytes_ = replays_ ? counting.bytes() : 0;
+    const std::size_t step_bytes = layer_bytes_ * at(config_.layers);
+    modes_.resize(at(steps) * slots_.size());
+    positions_.resize(modes_.size());
+    std::vector<std::byte> host(step_bytes * at(steps));
+    for (int step = 0; step < steps; ++step) {
+      for (int place = 0; place < setting_.batch; ++place) {
+        const int from = first_step(place) + step;
+        const std::size_t to = at(step) * slots_.size() + at(place);
+        RowMode mode = trace_.mode[at(from)];
+        positions_[to] = map.position(trace_.position[at(from)]);
+        if (traits_.rows_per_sequence == 1) mode = mode == RowMode::resync ? RowMode::idle : RowMode::single;
+        modes_[to] = mode;
+      }
+      for (Layer layer = 0; replays_ && layer < config_.layers; ++layer) {
+        Carver placing(host.data() + at(step) * step_bytes + at(layer) * layer_bytes_);
+        const Selection lists = carve_lists(placing, capacity);
+        std::fill_n(lists.scores, lists.list(rows_, 0) * at(capacity), 1.0F / static_cast<float>(capacity));
+        for (int row = 0; row < rows_; ++row) {
+          const int place = row / traits_.rows_per_sequence;
+          const int of_place = row % traits_.rows_per_sequence;
+          const bool live = row_is_live(modes_[at(step) * slots_.size() + at(place)], of_place);
+          for (int head = 0; head < config_.kv_heads; ++head) {
+            const std::size_t list = trace_.list(first_step(place) + step, layer % trace_.layers, of_place, head % trace_.kv_heads);
+            const int count = live ? std::min(static_cast<int>(trace_.count[list]), capacity) : 0;
+            lists.count_of(row, head) = map.map(trace_.chunks.data() + list * at(trace_.capacity), count, lists.chunks_of(row, head));
+          }
+        }
+      }
+    }
+    trace_buffer_ = Buffer(backend_.memory(MemoryKind::device), host.size(), stream_);
+    backend_.copy(trace_buffer_.data(), host.data(), host.size(), stream_);
+    mode_buffer_ = Buffer(backend_.memory(MemoryKind::device), modes_.size() * sizeof(RowMode), stream_);
+    backend_.copy(mode_buffer_.data(), modes_.data(), mode_buffer_.bytes(), stream_);
+    position_buffer_ = Buffer(backend_.memory(MemoryKind::device), positions_.size() * sizeof(int), stream_);
+    backend_.copy(position_buffer_.data(), positions_.data(), position_buffer_.bytes(), stream_);
+    current_buffer_ = Buffer(backend_.memory(MemoryKind::device), step_bytes, stream_);
+    current_ = current_buffer_.data();
+  }
+
+  Selection carve_lists(Carver& carver, int capacity) const {
+    const std::size_t lists = at(rows_) * at(config_.kv_heads);
+    Selection selection;
+    selection.chunks = carver.take<int>(lists * at(capacity));
+    selection.scores = carver.take<float>(lists * at(capacity));
+    selection.count = carver.take<int>(lists);
+    selection.capacity = capacity;
+    selection.kv_heads = config_.kv_heads;
+    return selection;
+  }
+
+  void set_step(int step) {
+    StepKernels& kernels = backend_.kernels();
+    const std::size_t places = slots_.size();
+    kernels.copy(pass_.mode, mode_buffer_.data() + at(step) * places * sizeof(RowMode), places * sizeof(RowMode), stream_);
+    kernels.copy(pass_.position, position_buffer_.data() + at(step) * places * sizeof(int), places * sizeof(int), stream_);
+    if (current_buffer_.bytes() > 0) {
+      kernels.copy(current_buffer_.data(), trace_buffer_.data() + at(step) * current_buffer_.bytes(), current_buffer_.bytes(), stream_);
+    }
+  }
+
+  void enqueue() {
+    const DataType type = backend_.activation_type();
+    const int per_sequence = traits_.rows_per_sequence;
+    const auto heads_of = [&](std::byte* data, int heads) { return Tensor{data, type, {rows_, heads, config_.head_dim}}; };
+    const Tensor hidden{pass_.hidden, DataType::f32, {rows_, config_.hidden}};
+    const Tensor logits{pass_.logits, DataType::f32, {rows_, config_.vocabulary}};
+    const Tensor q = heads_of(pass_.q, config_.heads);
+    const Tensor k = heads_of(pass_.k, config_.kv_heads);
+    const Tensor v = heads_of(pass_.v, config_.kv_heads);
+    const Tensor out = heads_of(pass_.attention, config_.heads);
+    const StepState state{.sequences = setting_.batch,
+                          .rows_per_sequence = per_sequence,
+                          .mode = pass_.mode,
+                          .position = pass_.position,
+                          .token = pass_.token,
+                          .guess = pass_.guess,
+                          .waits = pass_.waits};
+    const StepView view{.sequences = setting_.batch,
+                        .rows_per_sequence = per_sequence,
+                        .slot_of = pass_.slot_of,
+                        .position = pass_.position,
+                        .mode = pass_.mode,
+                        .waits = pass_.waits};
+    StepKernels& kernels = backend_.kernels();
+    kernels.lay_out(state, pass_.tokens, pass_.positions, stream_);
+    dense_->embed(pass_.tokens, hidden, stream_);
+    attention_->begin_step(view, stream_);
+    for (Layer layer = 0; layer < config_.layers; ++layer) {
+      dense_->before_attention(layer, hidden, pass_.positions, q, k, v, stream_);
+      ConstTensor ahead;
+      if (traits_.layer_ahead && layer + 1 < config_.layers) {
+        const Tensor rehearsed = heads_of(pass_.ahead, config_.heads);
+        dense_->before_attention(layer + 1, hidden, pass_.positions, rehearsed, Tensor{}, Tensor{}, stream_);
+        ahead = rehearsed;
+      }
+      attention_->attend(layer, {.queries = q, .keys = k, .values = v}, ahead, out, stream_);
+      dense_->after_attention(layer, out, hidden, stream_);
+    }
+    dense_->head(hidden, logits, stream_);
+    dense_->sample(logits, {.step = view, .options = pass_.sampling, .tokens = pass_.tokens, .seen = pass_.seen}, pass_.sampled, stream_);
+    attention_->end_step(stream_);
+    kernels.copy(pass_.next_mode, pass_.mode, slots_.size() * sizeof(RowMode), stream_);
+    StepState next = state;
+    next.mode = pass_.next_mode;
+    next.position = pass_.next_position;
+    next.token = pass_.next_token;
+    next.guess = pass_.next_token;
+    attention_->observe(next, {.sampled = pass_.sampled}, setting_.batch, stream_);
+    attention_->rejoin(stream_);
+  }
+
+  /// Milliseconds of every timed step, each until the host has its tokens.
+  std::vector<double> time_steps(StepMeasured& measured) {
+    std::vector<double> times;
+    std::vector<Token> tokens(at(rows_));
+    std::unique_ptr<StepGraph> graph;
+    StoreStatistics before;
+    std::uint64_t moved = 0;
+    std::chrono::nanoseconds busy{0};
+    int committed = 0;
+    for (int step = 0; step < setting_.warm_up + setting_.steps; ++step, ++next_step_) {
+      if (step == setting_.warm_up) {
+        before = attention_->store_statistics();
+        moved = lane_bytes();
+        busy = lane_busy();
+      }
+      const auto begin = Clock::now();
+      set_step(next_step_);
+      if (graph) {
+        graph->launch(stream_);
+      } else {
+        enqueue();
+      }
+      backend_.copy(tokens.data(), pass_.sampled, tokens.size() * sizeof(Token), stream_);
+      if (step >= setting_.warm_up) {
+        times.push_back(1e3 * seconds_since(begin));
+        for (int place = 0; place < setting_.batch; ++place) {
+          committed += row_is_live(modes_[at(next_step_) * slots_.size() + at(place)], 0) ? 1 : 0;
+        }
+      }
+      if (step == 0) graph = backend_.record([this] { enqueue(); }, stream_);
+    }
+    measured.store = difference(attention_->store_statistics(), before);
+    measured.moved_bytes = lane_bytes() - moved;
+    measured.ms_link = 1e3 * std::chrono::duration<double>(lane_busy() - busy).count() / setting_.steps;
+    measured.tokens_per_step = static_cast<double>(committed) / setting_.steps;
+    return times;
+  }
+
+  std::uint64_t lane_bytes() const {
+    std::uint64_t sum = 0;
+    for (Lane lane : {Lane::urgent, Lane::prefetch, Lane::write_back}) sum += attention_->lane_statistics(lane).moved_bytes;
+    return sum;
+  }
+  std::chrono::nanoseconds lane_busy() const {
+    std::chrono::nanoseconds sum{0};
+    for (Lane lane : {Lane::urgent, Lane::prefetch, Lane::write_back}) sum += attention_->lane_statistics(lane).busy;
+    return sum;
+  }
+
+  Backend& backend_;
+  const ModelConfig& config_;
+  const StepTrace& trace_;
+  const StepSetting& setting_;
+  std::size_t element_;
+  StreamRef stream_;
+  PredictorTraits traits_;
+  StoreOptions store_options_;
+  KvStore::Capacities capacities_;
+  MemoryPlan plan_;
+  int rows_ = 0;
+  int spread_ = 0;
+  bool replays_ = false;
+  bool moves_ = true;
+  int next_step_ = 0;
+  const std::byte* current_ = nullptr;
+  std::size_t layer_bytes_ = 0;
+  std::vector<int> slots_;
+  std::vector<RowMode> modes_;  // [steps, places]
+  std::vector<int> positions_;  // [steps, places]
+  Buffer buffer_, trace_buffer_, mode_buffer_, position_buffer_, current_buffer_;
+  Pass pass_{};
+  std::unique_ptr<DenseModel> dense_;
+  std::unique_ptr<SparseAttention> attention_;
+};
+
+}  // namespace
+
+StepMeasured run_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights, const StepTrace& trace,
+                       const StepSetting& setting) {
+  return StepRun(backend, weights, trace, setting).run();
+}
+
+StepTrace record_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                       const SessionOptions& options, std::span<const Token> prompt, int steps) {
+  StepTrace trace;
+  trace.layers = weights->config().layers;
+  trace.kv_heads = weights->config().kv_heads;
+  trace.capacity = options.budget_tokens / options.chunk_tokens;
+  trace.chunk = options.chunk_tokens;
+  trace.recorded = true;
+  SessionOptions own = options;
+  own.max_context = static_cast<int>(prompt.size()) + steps + 1;
+  own.max_sequences = 1;
+  auto session = make_session(std::make_shared<RecordingBackend>(backend, trace), weights, own);
+  session.add(prompt, {.max_new_tokens = steps});
+  while (session.active() > 0 && trace.steps() < steps) session.step();
+  return trace;
+}
+
+}  // namespace dualdecoder::examples

@@ -1,0 +1,299 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+//
+// The time of a decode step on a model's shape with made-up weights, keys and values, where what a real model chose (a recorded trace)
+// stands in place of this model's own choices, which would have no locality. One JSON object a line on stdout, a table on stderr.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dualdecoder/dualdecoder.hpp"
+#include "examples/bench/step_runner.hpp"
+#include "examples/common/backend_choice.hpp"
+#include "examples/common/tokenizer.hpp"
+
+namespace dualdecoder::examples {
+namespace {
+
+struct Options {
+  std::string device = "auto";
+  std::string shape = "8b";
+  std::vector<std::string> rows;
+  std::string trace;
+  std::string published_trace;
+  std::string model;
+  std::string text;
+  std::string out;
+  std::string machine = "unnamed";
+  std::string commit = "unknown";
+  std::string command;
+  float yarn = 0.0F;
+  int context = 122880;
+  int steps = 48;
+  int chunk = 8;
+  int budget = 1024;
+  float slots = 4.0F;
+  int threads = 0;
+  bool list = false;
+};
+
+struct Row {
+  std::string name;
+  StepSetting setting;
+};
+
+ModelConfig shape_named(const std::string& name) {
+  ModelConfig config;
+  config.architecture = "llama";
+  config.name = name;
+  config.context = 1 << 20;
+  config.rope.theta = 500000.0F;
+  if (name == "8b") {
+    config.layers = 32;
+    config.hidden = 4096;
+    config.intermediate = 14336;
+    config.heads = 32;
+    config.kv_heads = 8;
+    config.head_dim = 128;
+    config.vocabulary = 128256;
+  } else if (name == "tiny") {
+    config.layers = 4;
+    config.hidden = 256;
+    config.intermediate = 512;
+    config.heads = 8;
+    config.kv_heads = 2;
+    config.head_dim = 64;
+    config.vocabulary = 1024;
+  } else {
+    throw InvalidArgument("--shape = " + name + ": must be 8b or tiny");
+  }
+  return config;
+}
+
+std::string batch_name(int context, int batch) { return fmt::format("{}k-b{}", context / 1024, batch); }
+
+/// The rows by name: how a store, a predictor and a miss policy do on one context and batch.
+std::vector<Row> rows_of(const Options& options) {
+  SessionOptions base;
+  base.chunk_tokens = options.chunk;
+  base.budget_tokens = options.budget;
+  base.slots_per_budget = options.slots;
+  base.miss_policy = MissPolicy::estimate;
+  base.resync = Resync::always;
+  const auto with = [&](auto change) {
+    SessionOptions changed = base;
+    change(changed);
+    return changed;
+  };
+  const SessionOptions wait = with([](SessionOptions& o) { o.miss_policy = MissPolicy::wait; });
+  const SessionOptions full = with([](SessionOptions& o) {
+    o.store = StoreKind::full;
+    o.predictor = PredictorKind::none;
+  });
+  const auto waiting = [&](StoreKind store, PredictorKind predictor, float slots) {
+    return with([&](SessionOptions& o) {
+      o.miss_policy = MissPolicy::wait;
+      o.store = store;
+      o.predictor = predictor;
+      o.slots_per_budget = slots;
+    });
+  };
+  const auto throttled = [&](double bytes_per_second, MissPolicy policy) {
+    return with([&](SessionOptions& o) {
+      o.miss_policy = policy;
+      o.link_bytes_per_second = bytes_per_second;
+    });
+  };
+  std::vector<Row> rows;
+  const auto add = [&](const std::string& suffix, int context, int batch, const SessionOptions& chosen) {
+    StepSetting setting;
+    setting.options = chosen;
+    setting.context = context;
+    setting.batch = batch;
+    setting.steps = options.steps;
+    rows.push_back({options.shape + "-" + batch_name(context, batch) + suffix, setting});
+  };
+  constexpr int k128 = 131072;
+  add("", k128, 7, base);
+  add("-wait", k128, 7, wait);
+  add("-oracle", k128, 7, base);  // see ms_compute: the same steps without loads
+  add("-pingpong", k128, 7, waiting(StoreKind::ping_pong, PredictorKind::published_dual_row, 1.0F));
+  add("-previous", k128, 7, waiting(StoreKind::resident, PredictorKind::previous_step, 1.0F));
+  add("-resident", k128, 7, waiting(StoreKind::resident, PredictorKind::none, options.slots));
+  add("-published", k128, 7, waiting(StoreKind::resident, PredictorKind::published_dual_row, options.slots));
+  add("-frontrunner", k128, 7, wait);
+  add("-slots2", k128, 7, with([](SessionOptions& o) { o.slots_per_budget = 2.0F; }));
+  add("-pcie4", k128, 7, throttled(25e9, MissPolicy::estimate));
+  add("-pcie4-wait", k128, 7, throttled(25e9, MissPolicy::wait));
+  add("-pcie3", k128, 7, throttled(12e9, MissPolicy::estimate));
+  add("-pcie3-wait", k128, 7, throttled(12e9, MissPolicy::wait));
+  add("-full", k128, 7, full);
+  add("-cap12", k128, 7, with([](SessionOptions& o) { o.slots_per_budget = 2.0F; }));
+  for (const auto& [context, batch] :
+       std::vector<std::pair<int, int>>{{65536, 14}, {262144, 3}, {524288, 1}, {k128, 1}, {k128, 2}, {k128, 4}, {2048, 1}, {4096, 1}}) {
+    add("", context, batch, base);
+    add("-full", context, batch, full);
+  }
+  return rows;
+}
+
+nlohmann::ordered_json json_of(const Options& options, const Row& row, const StepTrace& trace, const StepMeasured& m) {
+  const SessionOptions& o = row.setting.options;
+  const double needed = static_cast<double>(m.store.needed);
+  const auto share = [&](std::uint64_t part) { return needed == 0.0 ? 0.0 : static_cast<double>(part) / needed; };
+  const bool oracle = row.name.ends_with("-oracle");
+  const double ms = oracle ? m.ms_compute : m.ms_step;
+  nlohmann::ordered_json json = {
+      {"row", row.name},
+      {"model", options.shape},
+      {"weights", "synthetic"},
+      {"selection", o.store == StoreKind::full ? "none" : (trace.recorded ? "replayed" : "random")},
+      {"context", row.setting.context},
+      {"batch", row.setting.batch},
+      {"policy", o.store == StoreKind::full ? "full" : (o.miss_policy == MissPolicy::wait ? "wait" : "estimate")},
+      {"chunk", o.chunk_tokens},
+      {"budget", o.budget_tokens},
+      {"slots", o.slots_per_budget},
+      {"tok_s", 1e3 * m.tokens_per_step / ms},
+      {"ms_step", ms},
+      {"ms_step_95", m.ms_step_95},
+      {"ms_compute", m.ms_compute},
+      {"ms_link", m.ms_link},
+      {"tokens_per_step", m.tokens_per_step},
+      {"hit", m.store.predictable == 0 ? 0.0 : static_cast<double>(m.store.predicted_hit) / static_cast<double>(m.store.predictable)},
+      {"resident", share(m.store.resident_hit)},
+      {"estimated", share(m.store.estimated)},
+      {"urgent_bytes", m.store.urgent_bytes / static_cast<std::uint64_t>(row.setting.steps)},
+      {"prefetch_bytes", m.store.prefetch_bytes / static_cast<std::uint64_t>(row.setting.steps)},
+      {"link_gb_s", m.ms_link == 0.0 ? 0.0 : static_cast<double>(m.moved_bytes) / row.setting.steps / (1e6 * m.ms_link)},
+      {"device_kv_bytes_per_sequence", m.device_kv_bytes / static_cast<std::size_t>(row.setting.batch)},
+      {"pinned_bytes", m.pinned_bytes},
+      {"fill_s", m.fill_seconds},
+      {"agreement", nullptr},
+      {"kl", nullptr},
+      {"machine", options.machine},
+      {"commit", options.commit},
+      {"command", options.command}};
+  return json;
+}
+
+int run_rows(const Options& options) {
+  const std::vector<Row> rows = rows_of(options);
+  if (options.list) {
+    for (const Row& row : rows) fmt::print("{}\n", row.name);
+    return 0;
+  }
+  for (const std::string& name : options.rows) {
+    if (std::none_of(rows.begin(), rows.end(), [&](const Row& row) { return row.name == name; })) {
+      throw InvalidArgument("--row = " + name + ": must be one that --list shows");
+    }
+  }
+  auto backend = choose_backend({.device = options.device, .threads = options.threads});
+  const ModelConfig config = shape_named(options.shape);
+  const auto weights = make_synthetic_weights(config, 1, *backend, {.threads = options.threads});
+  const int needed = 2 * (options.steps + 8) + 16;
+  const auto trace_of = [&](const std::string& path) {
+    if (!path.empty()) return StepTrace::load(path);
+    return StepTrace::random(std::min(config.layers, 4), 2, options.budget / options.chunk, options.chunk, 122880, needed, 0.75, 0.96);
+  };
+  const StepTrace trace = trace_of(options.trace);
+  const StepTrace published = options.published_trace.empty() ? trace : StepTrace::load(options.published_trace);
+  std::ofstream out;
+  if (!options.out.empty()) out.open(options.out, std::ios::app);
+  bool failed = false;
+  for (const Row& row : rows) {
+    if (!options.rows.empty() && std::find(options.rows.begin(), options.rows.end(), row.name) == options.rows.end()) continue;
+    try {
+      const bool as_published = row.setting.options.predictor == PredictorKind::published_dual_row;
+      const StepTrace& own = as_published ? published : trace;
+      const StepMeasured m = run_steps(backend, weights, own, row.setting);
+      const auto json = json_of(options, row, own, m);
+      fmt::print("{}\n", json.dump());
+      std::fflush(stdout);
+      if (out.is_open()) out << json.dump() << '\n' << std::flush;
+      fmt::print(stderr, "{:24} {:8.1f} tok/s  {:7.3f} ms  compute {:7.3f}  link {:6.3f}  hit {:.3f}  resident {:.3f}  estimated {:.4f}\n",
+                 row.name, json["tok_s"].get<double>(), json["ms_step"].get<double>(), m.ms_compute, m.ms_link, json["hit"].get<double>(),
+                 json["resident"].get<double>(), json["estimated"].get<double>());
+    } catch (const Error& error) {
+      failed = true;
+      fmt::print(stderr, "{:24} {}\n", row.name, error.what());
+    }
+  }
+  return failed ? 1 : 0;
+}
+
+int record(const Options& options) {
+  auto backend = choose_backend({.device = options.device, .threads = options.threads});
+  const auto weights = load_weights(options.model, *backend, {.threads = options.threads, .yarn_factor = options.yarn});
+  const Tokenizer tokenizer = Tokenizer::load(options.model);
+  std::ifstream in(options.text, std::ios::binary);
+  if (!in) throw IoError(options.text + ": cannot be read");
+  std::vector<Token> tokens = tokenizer.encode(std::string(std::istreambuf_iterator<char>(in), {}), ControlTokens::parse);
+  if (tokens.size() < static_cast<std::size_t>(options.context)) {
+    throw InvalidArgument(options.text + ": holds " + std::to_string(tokens.size()) + " tokens, fewer than --context");
+  }
+  tokens.resize(static_cast<std::size_t>(options.context));
+  SessionOptions session;
+  session.chunk_tokens = options.chunk;
+  session.budget_tokens = options.budget;
+  session.slots_per_budget = options.slots;
+  session.miss_policy = MissPolicy::estimate;
+  session.resync = Resync::always;
+  session.prefill_block = 4096;
+  record_steps(backend, weights, session, tokens, options.steps).save(options.trace);
+  if (!options.published_trace.empty()) {
+    session.predictor = PredictorKind::published_dual_row;
+    session.resync = Resync::never;
+    session.miss_policy = MissPolicy::wait;
+    record_steps(backend, weights, session, tokens, options.steps).save(options.published_trace);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace dualdecoder::examples
+
+int main(int argc, char** argv) {
+  dualdecoder::examples::Options options;
+  for (int i = 0; i < argc; ++i) options.command += (i == 0 ? "" : " ") + std::string(argv[i]);
+  CLI::App app("Measures decode steps on a shape with recorded choices, and records them.");
+  app.require_subcommand(1);
+  const auto common = [&](CLI::App* command) {
+    command->add_option("--device", options.device, "auto, cpu or cuda")->capture_default_str();
+    command->add_option("--trace", options.trace, "choices of a real model");
+    command->add_option("--published-trace", options.published_trace, "the same under the published predictor");
+    command->add_option("--steps", options.steps, "passes")->capture_default_str()->check(CLI::Range(2, 100000));
+    command->add_option("--chunk", options.chunk, "tokens of a chunk")->capture_default_str();
+    command->add_option("--budget", options.budget, "tokens of a selected set")->capture_default_str();
+    command->add_option("--slots", options.slots, "slots as a multiple of the budget")->capture_default_str();
+    command->add_option("--threads", options.threads, "of the host; 0: all")->capture_default_str();
+  };
+  CLI::App* rows = app.add_subcommand("run", "time rows");
+  common(rows);
+  rows->add_option("--row", options.rows, "names; without, all");
+  rows->add_flag("--list", options.list, "print the names");
+  rows->add_option("--shape", options.shape, "8b or tiny")->capture_default_str();
+  rows->add_option("-o,--out", options.out, "file to which JSON lines are appended");
+  rows->add_option("--machine", options.machine, "name of the machine in the results");
+  rows->add_option("--commit", options.commit, "commit in the results");
+  CLI::App* recording = app.add_subcommand("record", "record the choices of a real model");
+  common(recording);
+  recording->add_option("-m,--model", options.model, "GGUF file, or folder")->required();
+  recording->add_option("-t,--text", options.text, "text file")->required();
+  recording->add_option("--context", options.context, "tokens of the prompt")->capture_default_str();
+  recording->add_option("--yarn", options.yarn, "stretches the model's context by this factor");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return recording->parsed() ? dualdecoder::examples::record(options) : dualdecoder::examples::run_rows(options);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "dualdecoder-bench-steps: {}\n", error.what());
+    return 1;
+  }
+}
