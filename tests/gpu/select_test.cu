@@ -1,0 +1,412 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+//
+// Selection against brute force on the host: scores bit for bit against the same fixed-point sums and within the rounding of fixed point
+// against double precision; the choice against a full sort. `--bench` prints times of the 8B shape at 128K.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "cuda/store_kernels.hpp"
+#include "tests/gpu/bf16.hpp"
+#include "tests/gpu/check.hpp"
+#include "tests/gpu/store_arrays.hpp"
+
+namespace dualdecoder {
+namespace {
+
+using test::StoreArrays;
+
+enum class Keys { random, equal, zero, extreme, few };
+
+struct Case {
+  const char* name;
+  test::StoreShape shape;
+  std::vector<int> positions;
+  std::vector<RowMode> modes;
+  Keys keys = Keys::random;
+  int capacity = 0;  // of the selection, 0: what the store selects
+  bool bf16 = false;
+};
+
+struct Data {
+  std::vector<std::int8_t> means;
+  std::vector<float> scales;
+  std::vector<float> queries;  // [rows, heads, dim]
+};
+
+Data make_data(const Case& test, const cuda::StoreLayout& layout, std::size_t lists, std::mt19937& random) {
+  const auto dim = static_cast<std::size_t>(layout.dim);
+  const auto chunks = static_cast<std::size_t>(layout.max_chunks);
+  std::uniform_int_distribution<int> level(-127, 127);
+  std::uniform_real_distribution<float> scale(0.001F, 0.02F);
+  std::normal_distribution<float> normal(0.0F, 2.0F);
+  Data data;
+  data.means.resize(lists * chunks * dim);
+  data.scales.resize(lists * chunks);
+  for (auto& mean : data.means) mean = static_cast<std::int8_t>(level(random));
+  for (auto& s : data.scales) s = scale(random);
+  for (std::size_t c = 0; c < lists * chunks; ++c) {
+    std::int8_t* const row = data.means.data() + c * dim;
+    switch (test.keys) {
+      case Keys::random: break;
+      case Keys::equal:
+        std::copy_n(data.means.data(), dim, row);
+        data.scales[c] = data.scales[0];
+        break;
+      case Keys::zero:
+        std::fill_n(row, dim, std::int8_t{0});
+        data.scales[c] = 0.0F;
+        break;
+      case Keys::extreme:
+        for (std::size_t d = 0; d < dim; ++d) row[d] = static_cast<std::int8_t>((random() & 1U) != 0 ? 127 : -127);
+        data.scales[c] = (random() & 1U) != 0 ? 3.0e4F : 1.0e-30F;
+        break;
+      case Keys::few: {  // a few values, so that most chunks tie with others
+        const std::size_t like = random() % 7;
+        if (like < c) {
+          std::copy_n(data.means.data() + like * dim, dim, row);
+          data.scales[c] = data.scales[like];
+        }
+        break;
+      }
+    }
+  }
+  data.queries.resize(static_cast<std::size_t>(layout.rows()) * static_cast<std::size_t>(layout.heads) * dim);
+  for (auto& q : data.queries) q = normal(random);
+  if (test.keys == Keys::extreme) {
+    for (std::size_t q = 0; q < data.queries.size(); ++q) data.queries[q] *= q / dim % 3 == 0 ? 1.0e-35F : q / dim % 3 == 1 ? 0.0F : 100.0F;
+  }
+  if (test.bf16) {
+    for (auto& q : data.queries) q = test::rounded_to_bf16(q);
+  }
+  return data;
+}
+
+/// A query as the kernel keeps it: levels of 1 / 16319 of its largest element.
+struct FixedQuery {
+  std::vector<int> levels;
+  float scale;
+  FixedQuery(const float* query, int dim) : levels(static_cast<std::size_t>(dim)) {
+    float largest = 0.0F;
+    for (int d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(query[d]));
+    const float per_unit = largest > 1e-30F ? 16319.0F / largest : 0.0F;
+    for (int d = 0; d < dim; ++d) levels[static_cast<std::size_t>(d)] = static_cast<int>(std::nearbyint(query[d] * per_unit));
+    scale = (per_unit > 0.0F ? largest / 16319.0F : 0.0F) * (1.0F / std::sqrt(static_cast<float>(dim)));
+  }
+};
+
+class Checker {
+ public:
+  Checker(const Case& test, std::mt19937& random) : case_(test), arrays_(test.shape) {
+    arrays_.take_selection();
+    data_ = make_data(test, arrays_.layout, arrays_.lists(), random);
+    StoreArrays::put(arrays_.layout.key_means, data_.means);
+    StoreArrays::put(arrays_.layout.key_scales, data_.scales);
+    const auto places = static_cast<int>(test.positions.size());
+    for (int p = 0; p < places; ++p) slots_.push_back((p * 5 + 3) % places);  // places and storage slots are not the same
+    if (places % 5 == 0) std::reverse_copy(slots_.begin(), slots_.end(), slots_.begin());
+    view_.sequences = places;
+    view_.rows_per_sequence = test.shape.rows_per_sequence;
+    view_.slot_of = arrays_.take(slots_);
+    view_.position = arrays_.take(test.positions);
+    view_.mode = arrays_.take(test.modes);
+  }
+
+  void run() {
+    const cuda::StoreLayout& layout = arrays_.layout;
+    const int capacity = case_.capacity > 0 ? case_.capacity : layout.selected;
+    Selection by_row = test::device_selection(arrays_, layout.rows(), capacity);
+    const std::vector<__nv_bfloat16> narrow = test::converted<__nv_bfloat16>(data_.queries);
+    const void* const queries =
+        case_.bf16 ? static_cast<const void*>(arrays_.take(narrow)) : static_cast<const void*>(arrays_.take(data_.queries));
+    const Layer layer = 1;
+    cuda::score_summaries(layout, layer, view_, {queries, case_.bf16}, nullptr);
+    cuda::choose_chunks(layout, layer, view_, by_row, nullptr);
+    cuda::check(cudaDeviceSynchronize(), case_.name);
+    const auto lists = static_cast<std::size_t>(layout.rows()) * static_cast<std::size_t>(layout.kv_heads);
+    const std::vector<int> chunks = StoreArrays::get(by_row.chunks, lists * static_cast<std::size_t>(capacity));
+    const std::vector<float> shares = StoreArrays::get(by_row.scores, lists * static_cast<std::size_t>(capacity));
+    const std::vector<int> counts = StoreArrays::get(by_row.count, lists);
+    for (int row = 0; row < view_.sequences * view_.rows_per_sequence; ++row) {
+      for (int kv_head = 0; kv_head < layout.kv_heads; ++kv_head) {
+        const std::size_t list = layout.row_list(row, kv_head);
+        check_list(layer, row, kv_head, counts[list], chunks.data() + list * static_cast<std::size_t>(capacity),
+                   shares.data() + list * static_cast<std::size_t>(capacity), capacity);
+      }
+    }
+  }
+
+ private:
+  void check_list(Layer layer, int row, int kv_head, int count, const int* chunks, const float* shares, int capacity) const {
+    const cuda::StoreLayout& layout = arrays_.layout;
+    const int place = row / view_.rows_per_sequence;
+    const int begin = layout.range_begin();
+    const int end = row_is_live(case_.modes[static_cast<std::size_t>(place)], row % view_.rows_per_sequence)
+                        ? layout.range_end(case_.positions[static_cast<std::size_t>(place)])
+                        : begin;
+    const int wanted = std::min({capacity, layout.selected, end - begin});
+    DUALDECODER_EXPECT(count == wanted, "%s: row %d head %d chose %d, not %d", case_.name, row, kv_head, count, wanted);
+    if (wanted <= 0 || count != wanted) return;
+    const std::size_t work = layout.work_list(layer, row, kv_head) * static_cast<std::size_t>(layout.group);
+    std::vector<std::vector<float>> scores;
+    std::vector<double> log_sums;
+    for (int g = 0; g < layout.group; ++g) {
+      scores.push_back(StoreArrays::get(layout.scores + (work + static_cast<std::size_t>(g)) * arrays_.chunks(), arrays_.chunks()));
+      check_scores(layer, row, kv_head, g, begin, end, scores.back());
+      log_sums.push_back(check_splits(layer, row, kv_head, g, begin, end, scores.back()));
+    }
+    std::vector<double> rank(static_cast<std::size_t>(end), -INFINITY);
+    double magnitude = 1.0;
+    for (int c = begin; c < end; ++c) {
+      for (int g = 0; g < layout.group; ++g) {
+        const double score = scores[static_cast<std::size_t>(g)][static_cast<std::size_t>(c)];
+        rank[static_cast<std::size_t>(c)] = std::max(rank[static_cast<std::size_t>(c)], score - log_sums[static_cast<std::size_t>(g)]);
+        magnitude = std::max({magnitude, std::fabs(score), std::fabs(log_sums[static_cast<std::size_t>(g)])});
+      }
+    }
+    check_choice(row, kv_head, begin, end, {chunks, static_cast<std::size_t>(count)}, shares, rank, magnitude * 4e-6, scores);
+  }
+
+  void check_scores(Layer layer, int row, int kv_head, int g, int begin, int end, const std::vector<float>& scores) const {
+    const cuda::StoreLayout& layout = arrays_.layout;
+    const int dim = layout.dim;
+    const int slot = slots_[static_cast<std::size_t>(row / view_.rows_per_sequence)];
+    const float* const query = data_.queries.data() + (static_cast<std::size_t>(row) * static_cast<std::size_t>(layout.heads) +
+                                                       static_cast<std::size_t>(kv_head * layout.group + g)) *
+                                                          static_cast<std::size_t>(dim);
+    const FixedQuery fixed(query, dim);
+    int wrong = 0;
+    int far = 0;
+    for (int c = begin; c < end; ++c) {
+      const std::size_t at = layout.list(slot, layer, kv_head) * arrays_.chunks() + static_cast<std::size_t>(c);
+      const std::int8_t* const mean = data_.means.data() + at * static_cast<std::size_t>(dim);
+      int sum = 0;
+      double exact = 0.0;
+      double size = 0.0;
+      for (int d = 0; d < dim; ++d) {
+        sum += fixed.levels[static_cast<std::size_t>(d)] * mean[d];
+        exact += static_cast<double>(query[d]) * mean[d];
+        size += std::abs(mean[d]);
+      }
+      const double scale = data_.scales[at];
+      const float expected = static_cast<float>(sum) * (data_.scales[at] * fixed.scale);
+      const float score = scores[static_cast<std::size_t>(c)];
+      if (score != expected) ++wrong;
+      exact *= scale / std::sqrt(static_cast<double>(dim));
+      // half a level in each element, and a query below 1e-30 counts as zero
+      const double bound = (0.51 * size * fixed.scale + 1e-30 * size) * scale + 1e-6 * std::fabs(exact);
+      if (std::fabs(score - exact) > bound) ++far;
+    }
+    DUALDECODER_EXPECT(wrong == 0, "%s: row %d head %d query %d: %d scores are not the fixed-point ones", case_.name, row, kv_head, g,
+                       wrong);
+    DUALDECODER_EXPECT(far == 0, "%s: row %d head %d query %d: %d scores are far from double precision", case_.name, row, kv_head, g, far);
+  }
+
+  double check_splits(Layer layer, int row, int kv_head, int g, int begin, int end, const std::vector<float>& scores) const {
+    const cuda::StoreLayout& layout = arrays_.layout;
+    const std::size_t first = layout.work_list(layer, row, kv_head) * static_cast<std::size_t>(layout.splits * layout.group);
+    const std::vector<float> largest = StoreArrays::get(layout.score_max + first, static_cast<std::size_t>(layout.splits * layout.group));
+    const std::vector<float> sums = StoreArrays::get(layout.score_sum + first, static_cast<std::size_t>(layout.splits * layout.group));
+    double top = -INFINITY;
+    for (int c = begin; c < end; ++c) top = std::max(top, static_cast<double>(scores[static_cast<std::size_t>(c)]));
+    double total = 0.0;
+    for (int split = 0; split < layout.splits; ++split) {
+      const int from = std::max(begin, split * cuda::kSplitChunks);
+      const int to = std::min(end, (split + 1) * cuda::kSplitChunks);
+      float expected = -INFINITY;
+      for (int c = from; c < to; ++c) expected = std::max(expected, scores[static_cast<std::size_t>(c)]);
+      double sum = 0.0;
+      for (int c = from; c < to; ++c) {
+        const double score = scores[static_cast<std::size_t>(c)];
+        sum += std::exp(score - expected);
+        total += std::exp(score - top);
+      }
+      const auto at = static_cast<std::size_t>(split * layout.group + g);
+      DUALDECODER_EXPECT(largest[at] == expected, "%s: row %d head %d query %d split %d: largest %g, not %g", case_.name, row, kv_head, g,
+                         split, largest[at], expected);
+      DUALDECODER_EXPECT(std::fabs(sums[at] - sum) <= 1e-4 * sum, "%s: row %d head %d query %d split %d: sum %g, not %g", case_.name, row,
+                         kv_head, g, split, sums[at], sum);
+    }
+    return top + std::log(total);
+  }
+
+  void check_choice(int row, int kv_head, int begin, int end, std::span<const int> chosen, const float* shares,
+                    const std::vector<double>& rank, double slack, const std::vector<std::vector<float>>& scores) const {
+    std::vector<char> is_chosen(static_cast<std::size_t>(end), 0);
+    double worst = INFINITY;
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      const int c = chosen[i];
+      const bool ascending = c >= begin && c < end && (i == 0 || c > chosen[i - 1]);
+      DUALDECODER_EXPECT(ascending, "%s: row %d head %d: chunk %d at %zu is out of order or range", case_.name, row, kv_head, c, i);
+      if (!ascending) return;
+      is_chosen[static_cast<std::size_t>(c)] = 1;
+      worst = std::min(worst, rank[static_cast<std::size_t>(c)]);
+      const double share = std::exp(rank[static_cast<std::size_t>(c)]);
+      DUALDECODER_EXPECT(std::fabs(shares[i] - share) <= (slack + 1e-5) * share + 1e-37,
+                         "%s: row %d head %d: chunk %d has share %g, not %g", case_.name, row, kv_head, c, shares[i], share);
+    }
+    for (int c = begin; c < end; ++c) {
+      if (is_chosen[static_cast<std::size_t>(c)] != 0) continue;
+      DUALDECODER_EXPECT(rank[static_cast<std::size_t>(c)] <= worst + slack, "%s: row %d head %d: chunk %d of rank %g is not chosen, %g is",
+                         case_.name, row, kv_head, c, rank[static_cast<std::size_t>(c)], worst);
+    }
+    // among chunks of equal scores the lower ones come first
+    std::map<std::vector<float>, bool> left_out;
+    for (int c = begin; c < end; ++c) {
+      std::vector<float> of;
+      for (const auto& query : scores) of.push_back(query[static_cast<std::size_t>(c)]);
+      bool& out = left_out[of];
+      const bool taken = is_chosen[static_cast<std::size_t>(c)] != 0;
+      DUALDECODER_EXPECT(!(taken && out), "%s: row %d head %d: chunk %d is chosen before a lower equal", case_.name, row, kv_head, c);
+      out = out || !taken;
+    }
+  }
+
+  Case case_;
+  StoreArrays arrays_;
+  Data data_;
+  std::vector<int> slots_;
+  StepView view_;
+};
+
+std::vector<Case> cases() {
+  using enum RowMode;
+  std::vector<Case> all;
+  for (const int dim : {64, 80, 96, 128, 256}) {
+    for (const int group : {1, 3, 4, 7, 8, 16}) {
+      test::StoreShape shape{.kv_heads = 2, .group = group, .dim = dim, .max_sequences = 4, .rows_per_sequence = 2, .max_tokens = 12000};
+      all.push_back({.name = "shapes",
+                     .shape = shape,
+                     .positions = {11999, 4131, 97, 40},
+                     .modes = {dual, resync, single, dual},
+                     .bf16 = group % 2 == 0});
+    }
+  }
+  test::StoreShape wide{.kv_heads = 2,
+                        .group = 4,
+                        .dim = 128,
+                        .max_sequences = 3,
+                        .rows_per_sequence = 2,
+                        .chunk = 8,
+                        .sink_chunks = 2,
+                        .local_tokens = 128,
+                        .max_tokens = 131072,
+                        .selected = 128};
+  for (const Keys keys : {Keys::random, Keys::equal, Keys::zero, Keys::extreme, Keys::few}) {
+    all.push_back({.name = "128K", .shape = wide, .positions = {131071, 70001, 300}, .modes = {dual, single, idle}, .keys = keys});
+  }
+  for (const int selected : {1, 2, 1000, 1024, 1025, 3000, 16384}) {
+    test::StoreShape shape = wide;
+    shape.selected = selected;
+    for (const Keys keys : {Keys::random, Keys::few}) {
+      all.push_back({.name = "budgets", .shape = shape, .positions = {131071, 33000, 2000}, .modes = {dual, resync, single}, .keys = keys});
+    }
+  }
+  test::StoreShape ragged{.kv_heads = 1,
+                          .group = 2,
+                          .dim = 64,
+                          .max_sequences = 16,
+                          .rows_per_sequence = 1,
+                          .chunk = 4,
+                          .sink_chunks = 3,
+                          .local_tokens = 5,
+                          .max_tokens = 40000,
+                          .selected = 32};
+  std::vector<int> lengths = {1, 2, 12, 16, 17, 20, 21, 25, 29, 37, 133, 145, 1000, 4096 + 17, 4101 + 12, 39999};
+  all.push_back({.name = "ragged", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, single)});
+  all.push_back(
+      {.name = "small capacity", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, single), .capacity = 3});
+  all.push_back({.name = "resync without a second row", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, resync)});
+  // ranks that do not fit shared memory
+  test::StoreShape deep{.layers = 2,
+                        .kv_heads = 1,
+                        .group = 4,
+                        .dim = 64,
+                        .max_sequences = 1,
+                        .rows_per_sequence = 2,
+                        .chunk = 4,
+                        .max_tokens = 1 << 20,
+                        .selected = 512};
+  for (const Keys keys : {Keys::random, Keys::few, Keys::equal}) {
+    all.push_back({.name = "1M", .shape = deep, .positions = {(1 << 20) - 1}, .modes = {dual}, .keys = keys});
+    test::StoreShape many = deep;
+    many.selected = 5000;
+    all.push_back({.name = "1M, a large budget", .shape = many, .positions = {(1 << 20) - 1}, .modes = {single}, .keys = keys});
+  }
+  return all;
+}
+
+/// Times of one layer of the 8B shape: 7 sequences of 128K, chunks of 8, two rows.
+void bench() {
+  constexpr double kBytesPerSecond = 4.47e12;  // what an H200 reads
+  test::StoreShape shape{.layers = 2,
+                         .kv_heads = 8,
+                         .group = 4,
+                         .dim = 128,
+                         .max_sequences = 7,
+                         .rows_per_sequence = 2,
+                         .chunk = 8,
+                         .sink_chunks = 2,
+                         .local_tokens = 128,
+                         .max_tokens = 131072,
+                         .selected = 128};
+  for (const int sequences : {7, 1}) {
+    shape.max_sequences = sequences;
+    StoreArrays arrays(shape);
+    arrays.take_selection();
+    std::mt19937 random(1);
+    const Case test{.name = "bench",
+                    .shape = shape,
+                    .positions = std::vector<int>(static_cast<std::size_t>(sequences), 131071),
+                    .modes = std::vector<RowMode>(static_cast<std::size_t>(sequences), RowMode::dual),
+                    .bf16 = true};
+    const Data data = make_data(test, arrays.layout, arrays.lists(), random);
+    StoreArrays::put(arrays.layout.key_means, data.means);
+    StoreArrays::put(arrays.layout.key_scales, data.scales);
+    std::vector<int> slots;
+    for (int p = 0; p < sequences; ++p) slots.push_back(p);
+    StepView view;
+    view.sequences = sequences;
+    view.rows_per_sequence = 2;
+    view.slot_of = arrays.take(slots);
+    view.position = arrays.take(test.positions);
+    view.mode = arrays.take(test.modes);
+    const cuda::RowsIn queries{arrays.take(test::converted<__nv_bfloat16>(data.queries)), true};
+    Selection by_row = test::device_selection(arrays, arrays.layout.rows(), shape.selected);
+    cudaStream_t stream = nullptr;
+    cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    constexpr int kRounds = 100;
+    int layer = 0;
+    const double score =
+        1e3 * test::milliseconds(stream, kRounds, [&] { cuda::score_summaries(arrays.layout, layer++ & 1, view, queries, stream); });
+    const double choose =
+        1e3 * test::milliseconds(stream, kRounds, [&] { cuda::choose_chunks(arrays.layout, layer++ & 1, view, by_row, stream); });
+    const double both = 1e3 * test::milliseconds(stream, kRounds, [&] {
+                          cuda::score_summaries(arrays.layout, layer & 1, view, queries, stream);
+                          cuda::choose_chunks(arrays.layout, layer++ & 1, view, by_row, stream);
+                        });
+    const double floor = 1e6 * static_cast<double>(sequences) * 8 * 16384 * (128 + 4) / kBytesPerSecond;
+    std::printf("select, %d x 128K: floor %.1f us; score %.1f us (%.2f of the floor's speed), choose %.1f us, both %.1f us (%.2f floors)\n",
+                sequences, floor, score, floor / score, choose, both, both / floor);
+    cudaStreamDestroy(stream);
+  }
+}
+
+}  // namespace
+}  // namespace dualdecoder
+
+int main(int argc, char** argv) {
+  return dualdecoder::test::run_on_device([&] {
+    if (argc > 1 && std::string_view(argv[1]) == "--bench") return dualdecoder::bench();
+    std::mt19937 random(20261130);
+    for (const auto& test : dualdecoder::cases()) dualdecoder::Checker(test, random).run();
+  });
+}
