@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kHeadsAtOnce * 32) finish_heads_kernel(const F
   for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += kHeadsAtOnce * 32) {
     float s = 0.0F;
     float c = 0.0F;
-    sincosf(position * job.inverse[pair], &s, &c);
+    sincosf(__fmul_rn(position, job.inverse[pair]), &s, &c);  // the angle as f32 rounds it, as on the CPU
     cosine[pair] = c * job.attention_factor;
     sine[pair] = s * job.attention_factor;
   }

@@ -36,7 +36,11 @@ class DeviceArray {
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { upload(values); }
   DeviceArray(DeviceArray&& other) noexcept : data_(std::exchange(other.data_, nullptr)), count_(other.count_) {}
-  DeviceArray& operator=(DeviceArray&&) = delete;
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(count_, other.count_);
+    return *this;
+  }
   ~DeviceArray() { cudaFree(data_); }
 
   void upload(std::span<const T> values) {
