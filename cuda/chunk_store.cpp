@@ -237,6 +237,11 @@ void ChunkStore::attend(Layer layer, const StepView& view, const RowBlock& rows,
 Layer ChunkStore::resolve_predicted(Layer layer, const StepView& view, const Prediction& prediction, const TransferList& prefetch,
                                     StreamRef stream) {
   const DeviceGuard guard(resources_.ordinal);
+  if (layout_.swaps) {
+    const Layer ahead = prediction.this_step ? prediction.layer : layer + 2;
+    load_buffer(layout_, prediction.layer, ahead, view, prediction.chunks, prefetch, extras_.resolve_work, stream.get());
+    return ahead % layout_.layers;
+  }
   // what row 0 had to estimate is likely to be needed again; under `wait` it had to estimate nothing
   const bool missed = !layout_.wait_policy && prediction.layer == layer && needed_layer_ == layer;
   cuda::resolve_predicted(layout_, prediction.layer, view, prediction.chunks, missed ? &needed_ : nullptr, prefetch, extras_.resolve_work,

@@ -27,8 +27,8 @@ void check_options(const StoreOptions& options) {
 std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const StoreResources& resources) {
   check_options(options);
   switch (options.kind) {
-    case StoreKind::resident: return std::make_unique<ChunkStore>(options, resources);
-    case StoreKind::ping_pong: break;
+    case StoreKind::resident:
+    case StoreKind::ping_pong: return std::make_unique<ChunkStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
   }
   throw InvalidArgument("store kind: unknown");

@@ -398,11 +398,14 @@ bool run_twins(Backend& cuda, Backend& cpu, const Shape& shape) {
   twins.start(2, Story(13), 176, 200);
   using enum RowMode;
   const std::vector<RowMode> modes[] = {{dual, dual, dual}, {dual, resync, single}, {idle, dual, resync}, {single, dual, idle}};
-  const Hint hints[] = {Hint::row1, Hint::some, Hint::row1, Hint::none, Hint::ahead, Hint::row0};
+  // The device forgets predictions at a truncation and loads a buffer from a layer's newest prediction, however old; the twin keeps what
+  // was not loaded and loads it once. That shows where predictions are given for some passes or layers only.
+  const bool keeps = shape.kind == StoreKind::resident;
+  const Hint hints[] = {Hint::row1, Hint::some, Hint::row1, Hint::none, keeps ? Hint::ahead : Hint::some, Hint::row0};
   std::uint64_t seed = 1;
   for (int step = 0; step < 14; ++step, ++seed) twins.pass(modes[step % 4], hints[step % 6], seed);
-  twins.truncate(1, 302);
-  twins.truncate(2, 90);
+  if (keeps) twins.truncate(1, 302);
+  if (keeps) twins.truncate(2, 90);
   for (int step = 0; step < 10; ++step, ++seed) twins.pass(modes[step % 4], hints[step % 6], seed);
   twins.start(0, Story(14), 230, 16);
   for (int step = 0; step < 20; ++step, ++seed) twins.pass(modes[step % 4], hints[step % 6], seed);
@@ -412,13 +415,23 @@ bool run_twins(Backend& cuda, Backend& cpu, const Shape& shape) {
 void check_twins(Backend& cuda, Backend& cpu) {
   using enum MissPolicy;
   const Row1Set own = Row1Set::own_resident;
-  std::vector<Shape> shapes = {
-      {StoreKind::resident, 8, 128, 8, 2, 2, own, wait},          {StoreKind::resident, 8, 128, 8, 2, 2, own, estimate},
-      {StoreKind::resident, 4, 64, 2, 2, 2, own, estimate},       {StoreKind::resident, 4, 128, 16, 2, 2, own, wait},
-      {StoreKind::resident, 16, 64, 4, 2, 1, own, wait},          {StoreKind::resident, 32, 128, 6, 2, 2, own, estimate},
-      {StoreKind::resident, 8, 64, 7, 1, 2, Row1Set::row0, wait}, {StoreKind::resident, 32, 64, 5, 1, 1, own, estimate},
-      {StoreKind::resident, 8, 80, 4, 2, 2, own, estimate},       {StoreKind::resident, 16, 96, 6, 3, 2, own, wait},
-      {StoreKind::resident, 4, 256, 16, 1, 2, own, estimate},     {StoreKind::resident, 8, 128, 8, 2, 2, own, wait, false},
+  const std::vector<Shape> shapes = {
+      {StoreKind::resident, 8, 128, 8, 2, 2, own, wait},
+      {StoreKind::resident, 8, 128, 8, 2, 2, own, estimate},
+      {StoreKind::resident, 4, 64, 2, 2, 2, own, estimate},
+      {StoreKind::resident, 4, 128, 16, 2, 2, own, wait},
+      {StoreKind::resident, 16, 64, 4, 2, 1, own, wait},
+      {StoreKind::resident, 32, 128, 6, 2, 2, own, estimate},
+      {StoreKind::resident, 8, 64, 7, 1, 2, Row1Set::row0, wait},
+      {StoreKind::resident, 32, 64, 5, 1, 1, own, estimate},
+      {StoreKind::resident, 8, 80, 4, 2, 2, own, estimate},
+      {StoreKind::resident, 16, 96, 6, 3, 2, own, wait},
+      {StoreKind::resident, 4, 256, 16, 1, 2, own, estimate},
+      {StoreKind::resident, 8, 128, 8, 2, 2, own, wait, false},
+      // buffers make room for urgent loads in another order than the twin's, which only a guess with chunks of its own could see
+      {StoreKind::ping_pong, 8, 128, 8, 2, 2, Row1Set::row0, wait},
+      {StoreKind::ping_pong, 4, 64, 4, 2, 2, Row1Set::row0, estimate},
+      {StoreKind::ping_pong, 16, 64, 4, 2, 1, own, wait},
   };
   int parted = 0;
   for (const Shape& shape : shapes) parted += run_twins(cuda, cpu, shape) ? 0 : 1;
@@ -427,7 +440,7 @@ void check_twins(Backend& cuda, Backend& cpu) {
 }
 
 void check_conformance(Backend& cuda) {
-  for (const StoreKind kind : {StoreKind::resident, StoreKind::full}) {
+  for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full}) {
     for (const int dim : {64, 128}) {
       for (const std::string& finding : testing::check_kv_store(subject_of(cuda, kind, dim))) {
         DUALDECODER_EXPECT(finding.empty(), "kind %d, head_dim %d: %s", static_cast<int>(kind), dim, finding.c_str());
@@ -457,7 +470,7 @@ void check_refusals() {
 
 /// The plan is what the resources are asked for.
 void check_plan(Backend& cuda) {
-  for (const StoreKind kind : {StoreKind::resident, StoreKind::full}) {
+  for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full}) {
     const StoreOptions options = options_of({kind, 8, 128, 8, 2, 2, Row1Set::own_resident, MissPolicy::wait});
     testing::CountingResource device(cuda.memory(MemoryKind::device));
     testing::CountingResource host(cuda.memory(MemoryKind::pinned));
