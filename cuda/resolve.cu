@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kSlotThreads)
   const int place = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
   if (!kCanWait && kv_head == 0 && place == 0 && thread == 0) *urgent.count = 0;
-  if (!row_is_live(view.mode[place], 0)) return;
+  const RowMode mode = view.mode[place];
+  if (mode == RowMode::idle) return;
   const int storage = view.slot_of[place];
   const std::uint32_t pass = *layout.pass;
   const std::uint32_t run = pass * static_cast<std::uint32_t>(layout.layers) + static_cast<std::uint32_t>(layer);
@@ -107,6 +108,7 @@ __global__ void __launch_bounds__(kSlotThreads)
       if (table.used[s] != run) table.clear(s);
     }
   }
+  if (!row_is_live(mode, 0)) return;  // a resync row needs nothing, but must not see another layer's chunks
   if (predicted >= 0) {
     for (int w = thread; w < bitmap_words(layout); w += kSlotThreads) predicted_bits[w] = 0;
     __syncthreads();

@@ -397,7 +397,7 @@ bool run_twins(Backend& cuda, Backend& cpu, const Shape& shape) {
   twins.start(1, Story(12), 301, 37);
   twins.start(2, Story(13), 176, 200);
   using enum RowMode;
-  const std::vector<RowMode> modes[] = {{dual, dual, dual}, {dual, resync, single}, {idle, dual, resync}, {single, dual, idle}};
+  const std::vector<RowMode> modes[] = {{dual, dual, dual}, {dual, resync, single}, {idle, dual, resync}, {resync, dual, idle}};
   // The device forgets predictions at a truncation and loads a buffer from a layer's newest prediction, however old; the twin keeps what
   // was not loaded and loads it once. That shows where predictions are given for some passes or layers only.
   const bool keeps = shape.kind == StoreKind::resident;
