@@ -57,9 +57,6 @@ std::string capability_text(const cudaDeviceProp& properties) {
 }
 
 void check_device(const BackendOptions& options) {
-  const int count = visible_devices();
-  dualdecoder::detail::require(options.device >= 0 && options.device < count, "device", options.device,
-                               ("in 0 .. " + std::to_string(count - 1)).c_str());
   const cudaDeviceProp properties = properties_of(options.device);
   const std::string name = "device " + std::to_string(options.device) + " (" + capability_text(properties) + ")";
   if (properties.major < kOldestMajor) throw CudaError(name + " is too old: this library needs compute capability 8.0");
@@ -93,8 +90,11 @@ const BackendOptions& checked(const BackendOptions& options) {
   };
   blocks("prefetch_blocks", options.prefetch_blocks);
   blocks("urgent_blocks", options.urgent_blocks);
-  check_device(options);
+  const int count = visible_devices();
+  dualdecoder::detail::require(options.device >= 0 && options.device < count, "device", options.device,
+                               ("in 0 .. " + std::to_string(count - 1)).c_str());
   check_stream(options);
+  check_device(options);
   return options;
 }
 

@@ -79,6 +79,12 @@ Pieces carve(Carver& carver, const SchedulerOptions& options) {
   return pieces;
 }
 
+std::size_t device_bytes(const SchedulerOptions& options) {
+  Carver counting;
+  carve(counting, options);
+  return counting.bytes();
+}
+
 int lowest_priority() {
   int lowest = 0;
   int highest = 0;
@@ -93,7 +99,7 @@ class CudaScheduler final : public TransferScheduler {
         resources_(resources),
         side_(Stream::create(lowest_priority())),
         reading_(Stream::create()),
-        memory_(*resources.memory, cuda_scheduler_bytes(options), resources.stream),
+        memory_(*resources.memory, device_bytes(options), resources.stream),
         layers_(static_cast<std::size_t>(options.layers)) {
     Carver carver(memory_.data());
     pieces_ = carve(carver, options);
@@ -274,12 +280,6 @@ std::unique_ptr<TransferScheduler> make_cuda_scheduler(const SchedulerOptions& o
   validate(options);
   const DeviceGuard guard(resources.device);
   return std::make_unique<CudaScheduler>(options, resources);
-}
-
-std::size_t cuda_scheduler_bytes(const SchedulerOptions& options) {
-  Carver counting;
-  carve(counting, options);
-  return counting.bytes();
 }
 
 }  // namespace dualdecoder::cuda

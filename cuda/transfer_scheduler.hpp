@@ -1,7 +1,6 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <memory>
 
 #include "dualdecoder/memory.hpp"
@@ -26,8 +25,5 @@ struct SchedulerResources {
 /// takes a copy. Everything can be recorded; what runs on the side stream when a recording begins must have been rejoined. A throttle, if
 /// set, holds for all lanes together. Throws InvalidArgument, OutOfMemory, CudaError.
 std::unique_ptr<TransferScheduler> make_cuda_scheduler(const SchedulerOptions& options, const SchedulerResources& resources);
-
-/// Device bytes that such a scheduler takes.
-std::size_t cuda_scheduler_bytes(const SchedulerOptions& options);
 
 }  // namespace dualdecoder::cuda
