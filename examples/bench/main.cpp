@@ -3,18 +3,20 @@
 // Decoding measured on a real model: speed against full attention in one run, prediction, fidelity. One JSON object a line on stdout, a
 // table on stderr.
 #include <fmt/core.h>
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "dualdecoder/dualdecoder.hpp"
+#include "examples/bench/machine.hpp"
 #include "examples/bench/runs.hpp"
 #include "examples/common/tokenizer.hpp"
 
@@ -26,6 +28,7 @@ struct Options {
   std::string model;
   std::vector<std::string> texts;
   std::vector<int> contexts{2048, 4096, 8064};
+  std::vector<std::string> settings;
   int tokens = 6000;
   int generate = 64;
   int repeat = 3;
@@ -52,13 +55,21 @@ std::vector<Token> exactly(const std::vector<Token>& text, std::size_t count) {
 
 double share(std::uint64_t part, std::uint64_t whole) { return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole); }
 
-nlohmann::ordered_json row_of(const Options& options, const std::string& model, const std::string& text, std::size_t context,
+/// What every row of a run shares.
+struct Machine {
+  std::string model;
+  std::size_t weight_bytes = 0;
+  double stream_bytes_per_second = 0.0;
+  int threads = 1;
+};
+
+nlohmann::ordered_json row_of(const Options& options, const Machine& machine, const std::string& text, std::size_t context,
                               const Setting& setting, const Measured& m) {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
+  const double bound_seconds = m.step_bytes / machine.stream_bytes_per_second;
+  const std::size_t planned = machine.weight_bytes + m.plan_device_bytes + m.plan_host_bytes;
   const double set_bytes = static_cast<double>(m.store.needed);
   return {{"row", options.mode},
-          {"model", model},
+          {"model", machine.model},
           {"weights", "real"},
           {"text", text},
           {"context", context},
@@ -71,6 +82,11 @@ nlohmann::ordered_json row_of(const Options& options, const std::string& model, 
           {"prefill_tok_s", static_cast<double>(context) / m.prefill_seconds},
           {"tok_s", m.generated / m.decode_seconds},
           {"ms_pass", 1e3 * m.decode_seconds / static_cast<double>(m.session.passes)},
+          {"ms_pass_median", 1e3 * m.median_step_seconds},
+          {"step_mib", m.step_bytes / (1 << 20)},
+          {"stream_gb_s", 1e-9 * machine.stream_bytes_per_second},
+          {"ms_bound", 1e3 * bound_seconds},
+          {"of_bound", bound_seconds / m.median_step_seconds},
           {"hit", share(m.store.predicted_hit, m.store.predictable)},
           {"resident", share(m.store.resident_hit, m.store.needed)},
           {"estimated", share(m.store.estimated, m.store.needed)},
@@ -85,8 +101,12 @@ nlohmann::ordered_json row_of(const Options& options, const std::string& model, 
           {"kl95", m.kl95},
           {"plan_device_bytes", m.plan_device_bytes},
           {"plan_host_bytes", m.plan_host_bytes},
-          {"peak_process_bytes", static_cast<std::uint64_t>(usage.ru_maxrss) * 1024},
-          {"threads", options.threads},
+          {"weight_bytes", machine.weight_bytes},
+          {"program_bytes", m.program_bytes - std::min(m.program_bytes, machine.weight_bytes)},
+          {"peak_process_bytes", m.peak_bytes},
+          {"decode_process_bytes", m.decode_bytes},
+          {"peak_of_plan", static_cast<double>(m.peak_bytes) / static_cast<double>(planned)},
+          {"threads", machine.threads},
           {"machine", options.machine},
           {"commit", options.commit},
           {"command", "dualdecoder-bench " + options.mode}};
@@ -95,42 +115,77 @@ nlohmann::ordered_json row_of(const Options& options, const std::string& model, 
 void print(const nlohmann::ordered_json& row) {
   fmt::print("{}\n", row.dump());
   std::fflush(stdout);
-  fmt::print(stderr, "{:10} {:>6} {:42} {:7.1f} tok/s  hit {:.3f}  guesses {:.3f}  resident {:.3f}  agree {:.3f}  KL {:.4f}\n",
-             row["text"].get<std::string>(), row["context"].get<int>(), row["policy"].get<std::string>(), row["tok_s"].get<double>(),
-             row["hit"].get<double>(), row["guesses_right"].get<double>(), row["resident"].get<double>(), row["agreement"].get<double>(),
-             row["kl"].get<double>());
+  const auto number = [&](const char* key) { return row[key].get<double>(); };
+  fmt::print(stderr, "{:10} {:>6} {:36} {:7.1f} tok/s  median pass {:6.2f} ms, bound {:5.2f} ms ({:.2f})", row["text"].get<std::string>(),
+             row["context"].get<int>(), row["policy"].get<std::string>(), number("tok_s"), number("ms_pass_median"), number("ms_bound"),
+             number("of_bound"));
+  fmt::print(stderr, "  hit {:.3f}  guesses {:.3f}  resident {:.3f}  peak/plan {:.3f}  agree {:.3f}  KL {:.4f}\n", number("hit"),
+             number("guesses_right"), number("resident"), number("peak_of_plan"), number("agreement"), number("kl"));
+}
+
+/// A text as tokens.
+struct Text {
+  std::string name;
+  std::vector<Token> tokens;
+};
+
+/// The tokenizer is gone when this returns, so that it takes no part in what is measured.
+std::vector<Text> read_texts(const Options& options) {
+  const Tokenizer tokenizer = Tokenizer::load(options.model);
+  std::vector<Text> texts;
+  for (const std::string& path : options.texts) {
+    texts.push_back({std::filesystem::path(path).stem().string(), tokenizer.encode(read_text(path), ControlTokens::parse)});
+    if (texts.back().tokens.empty()) throw InvalidArgument(path + ": holds no tokens");
+  }
+  return texts;
+}
+
+bool wanted(const Options& options, const Setting& setting) {
+  return options.settings.empty() || std::any_of(options.settings.begin(), options.settings.end(),
+                                                 [&](const std::string& part) { return setting.name.find(part) != std::string::npos; });
+}
+
+/// Every setting once, then all of them again: what disturbs the machine for a while then disturbs all of them.
+void run_decode(const Options& options, const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                const Machine& machine, const Text& text) {
+  for (int context : options.contexts) {
+    const std::vector<Token> prompt = exactly(text.tokens, static_cast<std::size_t>(context));
+    std::vector<Setting> settings = decode_settings();
+    std::erase_if(settings, [&](const Setting& setting) { return !wanted(options, setting); });
+    std::vector<std::vector<Measured>> runs(settings.size());
+    for (int i = 0; i < options.repeat; ++i) {
+      for (std::size_t s = 0; s < settings.size(); ++s) {
+        runs[s].push_back(run_setting(backend, weights, prompt, settings[s].options, options.generate, nullptr));
+      }
+    }
+    for (std::size_t s = 0; s < settings.size(); ++s) {
+      std::sort(runs[s].begin(), runs[s].end(),
+                [](const Measured& a, const Measured& b) { return a.median_step_seconds < b.median_step_seconds; });
+      print(row_of(options, machine, text.name, prompt.size(), settings[s], runs[s][runs[s].size() / 2]));
+    }
+  }
 }
 
 int run(const Options& options) {
+  const std::vector<Text> texts = read_texts(options);
   auto backend = cpu::make_cpu_backend({.threads = options.threads});
   const auto weights =
       load_weights(options.model, *backend,
                    {.matrix_type = options.f32 ? DataType::f32 : DataType::bf16, .threads = options.threads, .on_progress = {}});
-  const Tokenizer tokenizer = Tokenizer::load(options.model);
-  const std::string model = weights->config().name;
-  for (const std::string& path : options.texts) {
-    const std::vector<Token> text = tokenizer.encode(read_text(path), ControlTokens::parse);
-    if (text.empty()) throw InvalidArgument(path + ": holds no tokens");
-    const std::string name = std::filesystem::path(path).stem().string();
+  Machine machine{.model = weights->config().name, .weight_bytes = weights->memory().total_bytes()};
+  machine.threads = options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
+  machine.stream_bytes_per_second = streaming_bandwidth(backend->memory(MemoryKind::device), backend->stream(), machine.threads);
+  for (const Text& text : texts) {
     if (options.mode == "decode") {
-      for (int context : options.contexts) {
-        const std::vector<Token> prompt = exactly(text, static_cast<std::size_t>(context));
-        for (const Setting& setting : decode_settings()) {
-          std::vector<Measured> runs;
-          for (int i = 0; i < options.repeat; ++i) {
-            runs.push_back(run_setting(backend, weights, prompt, setting.options, options.generate, nullptr));
-          }
-          std::sort(runs.begin(), runs.end(), [](const Measured& a, const Measured& b) { return a.decode_seconds < b.decode_seconds; });
-          print(row_of(options, model, name, prompt.size(), setting, runs[runs.size() / 2]));
-        }
-      }
+      run_decode(options, backend, weights, machine, text);
       continue;
     }
-    const std::vector<Token> prompt = exactly(text, static_cast<std::size_t>(options.tokens));
+    const std::vector<Token> prompt = exactly(text.tokens, static_cast<std::size_t>(options.tokens));
     const Reference reference = make_reference(backend, weights, prompt, options.generate, DataType::bf16);
     const bool prediction = options.mode == "prediction";
     for (const Setting& setting : prediction ? prediction_settings(weights->config().vocabulary) : fidelity_settings()) {
-      print(row_of(options, model, name, prompt.size(), setting,
+      if (!wanted(options, setting)) continue;
+      print(row_of(options, machine, text.name, prompt.size(), setting,
                    run_setting(backend, weights, prompt, setting.options, options.generate, &reference)));
     }
   }
@@ -149,6 +204,7 @@ int main(int argc, char** argv) {
   app.add_option("-m,--model", options.model, "GGUF file, or folder with config.json and *.safetensors")->required();
   app.add_option("-t,--text", options.texts, "text files")->required();
   app.add_option("--contexts", options.contexts, "prompt tokens of the decode table");
+  app.add_option("--settings", options.settings, "only settings whose names hold one of these");
   app.add_option("--tokens", options.tokens, "prompt tokens of the other tables")->capture_default_str();
   app.add_option("-n,--generate", options.generate, "tokens to generate")->capture_default_str()->check(CLI::Range(2, 100000));
   app.add_option("--repeat", options.repeat, "runs of a decode row, of which the median counts")

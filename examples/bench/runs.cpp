@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cmath>
 
+#include "examples/bench/machine.hpp"
+
 namespace dualdecoder::examples {
 namespace {
 
@@ -55,10 +57,27 @@ Reference make_reference(const std::shared_ptr<Backend>& backend, const std::sha
   return reference;
 }
 
+double bytes_of_step(const ModelWeights& weights, const SessionOptions& options, double tokens, double moved_bytes) {
+  const ModelConfig& config = weights.config();
+  auto bytes = static_cast<double>(weights.memory().total_bytes());
+  // an embedding that is not the head as well is read one row a token
+  const ConstTensor embedding = weights.tensor(TensorRole::embedding, 0);
+  if (!config.tied_embeddings) bytes -= static_cast<double>(embedding.count()) * static_cast<double>(size_of(embedding.type));
+  const double heads = static_cast<double>(config.layers) * config.kv_heads;
+  const double token = 2.0 * config.head_dim * static_cast<double>(size_of(options.kv_type));
+  if (options.store == StoreKind::full) return bytes + heads * tokens * token;
+  const double chunks = tokens / options.chunk_tokens;
+  const double summary = 1.5 * config.head_dim + 2 * sizeof(float);  // int8 keys, int4 values, a scale each
+  const double exact = std::min(tokens, static_cast<double>(options.sink_tokens + options.budget_tokens + options.local_tokens));
+  return bytes + heads * (chunks * summary + exact * token) + 2.0 * moved_bytes;
+}
+
 Measured run_setting(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
                      std::span<const Token> prompt, const SessionOptions& options, int count, const Reference* reference) {
   Measured measured;
   const SessionOptions own = sized(options, prompt.size(), count);
+  reset_peak();
+  measured.program_bytes = resident_bytes();
   const MemoryPlan plan = memory_plan(*backend, weights->config(), own);
   measured.plan_device_bytes = plan.device_bytes();
   measured.plan_host_bytes = plan.pinned_bytes() + plan.pageable_bytes();
@@ -77,7 +96,17 @@ Measured run_setting(const std::shared_ptr<Backend>& backend, const std::shared_
     };
   }
   session.add(prompt, add);
-  while (session.active() > 0) measured.generated += static_cast<int>(session.step().tokens.size());
+  std::vector<double> steps;
+  steps.reserve(static_cast<std::size_t>(2 * count));
+  while (session.active() > 0) {
+    const auto begin = std::chrono::steady_clock::now();
+    measured.generated += static_cast<int>(session.step().tokens.size());
+    steps.push_back(seconds(std::chrono::steady_clock::now() - begin));
+    if (steps.size() == 1) measured.decode_bytes = resident_bytes();
+  }
+  std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2), steps.end());
+  measured.median_step_seconds = steps[steps.size() / 2];
+  measured.peak_bytes = peak_bytes();
   measured.session = session.statistics();
   measured.store = session.store_statistics();
   measured.prefill_seconds = seconds(measured.session.prefill);
@@ -85,6 +114,9 @@ Measured run_setting(const std::shared_ptr<Backend>& backend, const std::shared_
   for (Lane lane : {Lane::urgent, Lane::prefetch, Lane::write_back}) {
     measured.stall_seconds += seconds(session.lane_statistics(lane).stalled);
   }
+  const double moved = static_cast<double>(measured.store.urgent_bytes + measured.store.prefetch_bytes + measured.store.write_back_bytes);
+  measured.step_bytes = bytes_of_step(*weights, own, static_cast<double>(prompt.size()) + 0.5 * count,
+                                      moved / static_cast<double>(std::max<std::uint64_t>(measured.session.passes, 1)));
   // the first token comes from the prefill, which is dense for every setting
   if (divergences.size() > 1) {
     divergences.erase(divergences.begin());
@@ -109,12 +141,16 @@ std::vector<Setting> decode_settings() {
   dual.predictor = PredictorKind::front_runner;
   SessionOptions estimate = dual;
   estimate.miss_policy = MissPolicy::estimate;
+  SessionOptions previous = resident;
+  previous.predictor = PredictorKind::previous_step;
+  previous.miss_policy = MissPolicy::estimate;
   SessionOptions ping_pong = dual;
   ping_pong.store = StoreKind::ping_pong;
   ping_pong.predictor = PredictorKind::published_dual_row;
   return {{"full", full},
-          {"resident, chunk 8", resident},
-          {"resident, chunk 4", fine},
+          {"resident, no prediction, chunk 8", resident},
+          {"resident, no prediction, chunk 4", fine},
+          {"resident + previous step, estimate", previous},
           {"resident + front runner, wait", dual},
           {"resident + front runner, estimate", estimate},
           {"ping-pong + published dual row", ping_pong}};

@@ -33,9 +33,19 @@ struct Measured {
   SessionStatistics session;
   StoreStatistics store;
   double stall_seconds = 0.0;
+  double median_step_seconds = 0.0;
+  double step_bytes = 0.0;  ///< that a pass cannot do without, see bytes_of_step
   std::size_t plan_device_bytes = 0;
   std::size_t plan_host_bytes = 0;
+  std::size_t program_bytes = 0;  ///< resident before the session was made, weights included
+  std::size_t peak_bytes = 0;     ///< the most that was resident from then on
+  std::size_t decode_bytes = 0;   ///< resident after the first step
 };
+
+/// Bytes that one pass over a context of `tokens` must read or write however well it caches: every weight that a product uses, then keys
+/// and values of the whole context (full attention), or all summaries, the exact tokens once, and `moved_bytes` from the host tier and
+/// back.
+double bytes_of_step(const ModelWeights& weights, const SessionOptions& options, double tokens, double moved_bytes);
 
 /// Greedy text of `count` tokens by full attention with the same formats.
 Reference make_reference(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
