@@ -20,7 +20,7 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90) # the kernels use mma.sync and cp.async, so nothing older runs them
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 90-virtual) # the kernels use mma.sync and cp.async, so nothing older runs them
 endif()
 enable_language(CUDA)
 if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake before 3.25.2 does not know nvcc's C++20
@@ -66,4 +66,7 @@ function(dualdecoder_cuda_language target)
     )
   endif()
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo>)
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a") # warpgroup products exist on this very architecture
+    target_compile_definitions(${target} PRIVATE DUALDECODER_CUDA_SM90A=1)
+  endif()
 endfunction()

@@ -16,6 +16,7 @@
 #include "cuda/gemm.hpp"
 #include "cuda/prefill_attention.hpp"
 #include "cuda/sampler.hpp"
+#include "cuda/warpgroup_attention.hpp"
 #include "dualdecoder/error.hpp"
 #include "src/rope_frequencies.hpp"
 
@@ -191,7 +192,7 @@ class CudaDense final : public DenseModel {
     Carver carver(buffer.data());
     return carve(carver, config, limits);
   }
-  void prepare_attention() const {
+  void prepare_attention() {
     int offered = 0;
     cuda::check(cudaDeviceGetAttribute(&offered, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_), "cudaDeviceGetAttribute");
     const std::size_t asked = prefill_attention_shared_bytes(config_.head_dim);
@@ -200,6 +201,8 @@ class CudaDense final : public DenseModel {
                             " bytes of shared memory, this device offers " + std::to_string(offered));
     }
     cuda::check(prepare_prefill_attention(config_.head_dim), "prepare_prefill_attention");
+    warpgroups_ = has_warpgroup_attention(config_.head_dim);
+    if (warpgroups_) cuda::check(prepare_warpgroup_attention(config_.head_dim), "prepare_warpgroup_attention");
   }
 
   /// Rows of a tensor [rows, ...] with `width` elements a row; throws InvalidArgument unless it is one, within the limits, of f32 or, where
@@ -242,6 +245,7 @@ class CudaDense final : public DenseModel {
   const Bf16* head_ = nullptr;
   std::vector<LayerWeights> layers_;
   float attention_factor_ = 1.0F;
+  bool warpgroups_ = false;  // whether this device and build have Hopper's attention for head_dim
 };
 
 void CudaDense::embed(const Token* tokens, Tensor hidden, StreamRef stream) {
@@ -360,7 +364,11 @@ void CudaDense::prefill_attention(ConstTensor q, ConstTensor keys, ConstTensor v
                              .query_type = q.type,
                              .key_type = keys.type,
                              .out_type = out.type};
-  cuda::check(launch_prefill_attention(job, stream.get()), "launch_prefill_attention");
+  if (warpgroups_ && q.type == DataType::bf16 && keys.type == DataType::bf16) {
+    cuda::check(launch_warpgroup_attention(job, stream.get()), "launch_warpgroup_attention");
+  } else {
+    cuda::check(launch_prefill_attention(job, stream.get()), "launch_prefill_attention");
+  }
 }
 
 void CudaDense::sample(Tensor logits, const SamplingView& sampling, Token* sampled, StreamRef stream) {

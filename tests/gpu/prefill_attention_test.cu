@@ -1,6 +1,7 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
-// launch_prefill_attention against attention from its definition in double precision; with --bench its speed.
+// launch_prefill_attention, and launch_warpgroup_attention where the device has it, against attention from its definition in double
+// precision; with --bench their speed.
 #include "cuda/prefill_attention.hpp"
 
 #include <cuda_bf16.h>
@@ -9,8 +10,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "cuda/warpgroup_attention.hpp"
 #include "dualdecoder/testing/workplace.hpp"
 #include "tests/gpu/bf16.hpp"
 #include "tests/gpu/check.hpp"
@@ -85,29 +88,46 @@ Expected expected(const Case& c, const Inputs& in, int row, int head) {
   return made;
 }
 
+enum class Kernel { portable, warpgroup };
+
+const char* name_of(Kernel kernel) { return kernel == Kernel::portable ? "portable" : "warpgroup"; }
+
+/// The kernels of bf16 that this device has for a head_dim.
+std::vector<Kernel> kernels(int head_dim) {
+  if (!cuda::has_warpgroup_attention(head_dim)) return {Kernel::portable};
+  return {Kernel::portable, Kernel::warpgroup};
+}
+
+void launch(Kernel kernel, const PrefillAttention& job) {
+  if (kernel == Kernel::portable) {
+    cuda::check(cuda::prepare_prefill_attention(job.head_dim), "prepare_prefill_attention");
+    cuda::check(cuda::launch_prefill_attention(job, nullptr), "launch_prefill_attention");
+  } else {
+    cuda::check(cuda::prepare_warpgroup_attention(job.head_dim), "prepare_warpgroup_attention");
+    cuda::check(cuda::launch_warpgroup_attention(job, nullptr), "launch_warpgroup_attention");
+  }
+}
+
 /// The kernel's answer; every tensor on the device is of type Element.
 template <class Element>
-std::vector<float> answer(const Case& c, const Inputs& in) {
+std::vector<float> answer(Kernel kernel, const Case& c, const Inputs& in) {
   const DeviceArray<Element> queries(converted<Element>(in.queries));
   const DeviceArray<Element> keys(converted<Element>(in.keys));
   const DeviceArray<Element> values(converted<Element>(in.values));
   const DeviceArray<Element> out(converted<Element>(std::vector<float>(in.queries.size() + 64, -77.0F)));  // and what must stay
   constexpr DataType kType = sizeof(Element) == 2 ? DataType::bf16 : DataType::f32;
-  cuda::check(cuda::prepare_prefill_attention(c.head_dim), "prepare_prefill_attention");
-  cuda::check(cuda::launch_prefill_attention({.heads = c.heads,
-                                              .kv_heads = c.kv_heads,
-                                              .head_dim = c.head_dim,
-                                              .rows = c.rows,
-                                              .offset = c.offset,
-                                              .queries = queries.data(),
-                                              .keys = keys.data(),
-                                              .values = values.data(),
-                                              .out = out.data(),
-                                              .query_type = kType,
-                                              .key_type = kType,
-                                              .out_type = kType},
-                                             nullptr),
-              "launch_prefill_attention");
+  launch(kernel, {.heads = c.heads,
+                  .kv_heads = c.kv_heads,
+                  .head_dim = c.head_dim,
+                  .rows = c.rows,
+                  .offset = c.offset,
+                  .queries = queries.data(),
+                  .keys = keys.data(),
+                  .values = values.data(),
+                  .out = out.data(),
+                  .query_type = kType,
+                  .key_type = kType,
+                  .out_type = kType});
   std::vector<float> got = to_floats(out.download());
   for (std::size_t i = in.queries.size(); i < got.size(); ++i) {
     DUALDECODER_EXPECT(got[i] == -77.0F, "wrote %g behind the last row", static_cast<double>(got[i]));
@@ -120,9 +140,9 @@ std::vector<float> answer(const Case& c, const Inputs& in) {
 /// weight * |value|; bf16 results are rounded once more. Scores differ in their last bits of f32: 2^-23 of |q| |k|, which e^x turns into a
 /// relative error of the weights.
 template <class Element>
-void compare(const Case& c) {
+void compare(Kernel kernel, const Case& c) {
   const Inputs in(c);
-  const std::vector<float> got = answer<Element>(c, in);
+  const std::vector<float> got = answer<Element>(kernel, c, in);
   const double score_error = 1e-6 * static_cast<double>(c.query_scale) * c.head_dim;
   for (int row = 0; row<c.rows; row += c.rows> 40 ? 1 + row % 7 : 1) {
     for (int head = 0; head < c.heads; ++head) {
@@ -132,49 +152,54 @@ void compare(const Case& c) {
         const double rounding = sizeof(Element) == 2 ? std::abs(want.out[at(d)]) : 0.0;
         const double bound = 1.01 * 0x1p-9 * (want.magnitude[at(d)] + rounding) + score_error * want.magnitude[at(d)] + 1e-6;
         const double error = std::abs(value - want.out[at(d)]);
-        DUALDECODER_EXPECT(error <= bound, "%d/%d heads of %d, %d rows at %d, %s: row %d head %d element %d is %g, not %g (bound %g)",
-                           c.heads, c.kv_heads, c.head_dim, c.rows, c.offset, sizeof(Element) == 2 ? "bf16" : "f32", row, head, d, value,
-                           want.out[at(d)], bound);
+        DUALDECODER_EXPECT(error <= bound, "%s, %d/%d heads of %d, %d rows at %d, %s: row %d head %d element %d is %g, not %g (bound %g)",
+                           name_of(kernel), c.heads, c.kv_heads, c.head_dim, c.rows, c.offset, sizeof(Element) == 2 ? "bf16" : "f32", row,
+                           head, d, value, want.out[at(d)], bound);
       }
     }
   }
+}
+
+/// Both element types on the portable kernel, bf16 on the other.
+void compare_all(const Case& c) {
+  for (const Kernel kernel : kernels(c.head_dim)) compare<__nv_bfloat16>(kernel, c);
+  if (c.rows % 2 == 1) compare<float>(Kernel::portable, c);
 }
 
 void test_values() {
   for (const int dim : {64, 80, 96, 128, 256}) {
     for (const int rows : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300}) {
-      for (const int offset : {0, 1, 63, 64, 65, 200}) {
-        const Case c{.heads = 2, .kv_heads = 1, .head_dim = dim, .rows = rows, .offset = offset};
-        compare<__nv_bfloat16>(c);
-        if (rows % 2 == 1) compare<float>(c);
+      for (const int offset : {0, 1, 63, 64, 65, 127, 200}) {
+        compare_all({.heads = 2, .kv_heads = 1, .head_dim = dim, .rows = rows, .offset = offset});
       }
     }
-    for (int group = 1; group <= 16; ++group)
-      compare<__nv_bfloat16>({.heads = 2 * group, .kv_heads = 2, .head_dim = dim, .rows = 33, .offset = 70});
-    compare<__nv_bfloat16>({.heads = 3, .kv_heads = 3, .head_dim = dim, .rows = 150, .offset = 1000, .query_scale = 30.0F});
-    compare<__nv_bfloat16>({.heads = 2, .kv_heads = 1, .head_dim = dim, .rows = 140, .offset = 77, .equal_keys = true});
-    compare<float>({.heads = 4, .kv_heads = 2, .head_dim = dim, .rows = 129, .offset = 500, .query_scale = 5.0F});
+    for (int group = 1; group <= 16; ++group) compare_all({.heads = 2 * group, .kv_heads = 2, .head_dim = dim, .rows = 33, .offset = 70});
+    compare_all({.heads = 3, .kv_heads = 3, .head_dim = dim, .rows = 151, .offset = 1000, .query_scale = 30.0F});
+    compare_all({.heads = 2, .kv_heads = 1, .head_dim = dim, .rows = 141, .offset = 77, .equal_keys = true});
   }
 }
 
 /// A row gives the same bits in a block of its own as among others, wherever the blocks begin.
-void test_rows_are_independent() {
-  for (const int dim : {64, 80, 96, 128, 256}) {
-    const Case whole{.heads = 4, .kv_heads = 2, .head_dim = dim, .rows = 333, .offset = 0};
-    const Inputs in(whole);
-    const std::vector<float> all = answer<__nv_bfloat16>(whole, in);
-    const std::size_t width = at(whole.heads) * at(dim);
-    for (const auto& [first, rows] : {std::pair{0, 1}, std::pair{100, 130}, std::pair{200, 133}, std::pair{332, 1}}) {
-      Case part = whole;
-      part.rows = rows;
-      part.offset = first;
-      Inputs some = in;
-      some.queries.assign(in.queries.begin() + static_cast<std::ptrdiff_t>(at(first) * width),
-                          in.queries.begin() + static_cast<std::ptrdiff_t>(at(first + rows) * width));
-      const std::vector<float> alone = answer<__nv_bfloat16>(part, some);
-      const bool same = std::equal(alone.begin(), alone.end(), all.begin() + static_cast<std::ptrdiff_t>(at(first) * width));
-      DUALDECODER_EXPECT(same, "head_dim %d: %d rows from %d differ from the same among 333", dim, rows, first);
-    }
+void test_rows_are_independent(Kernel kernel, int dim) {
+  const Case whole{.heads = 4, .kv_heads = 2, .head_dim = dim, .rows = 333, .offset = 0};
+  const Inputs in(whole);
+  const std::vector<float> all = answer<__nv_bfloat16>(kernel, whole, in);
+  const std::size_t width = at(whole.heads) * at(dim);
+  const auto place = [&](const std::vector<float>& values, int row) {
+    return values.begin() + static_cast<std::ptrdiff_t>(at(row) * width);
+  };
+  for (const auto& [first, rows] : {std::pair{0, 1}, std::pair{100, 130}, std::pair{200, 133}, std::pair{332, 1}}) {
+    Case part = whole;
+    part.rows = rows;
+    part.offset = first;
+    Inputs some = in;
+    const std::int64_t tokens = first + rows;
+    some.queries.assign(place(in.queries, first), place(in.queries, first + rows));
+    some.keys.resize(at(tokens * part.kv_heads * dim));
+    some.values.resize(some.keys.size());
+    const std::vector<float> alone = answer<__nv_bfloat16>(kernel, part, some);
+    DUALDECODER_EXPECT(std::equal(alone.begin(), alone.end(), place(all, first)),
+                       "%s, head_dim %d: %d rows from %d differ from the same among 333", name_of(kernel), dim, rows, first);
   }
 }
 
@@ -183,7 +208,6 @@ void print_speed() {
   constexpr int kKvHeads = 8;
   constexpr int kBlock = 2048;
   for (const int dim : {128, 64}) {
-    cuda::check(cuda::prepare_prefill_attention(dim), "prepare_prefill_attention");
     for (const int tokens : {16384, 65536, 131072}) {
       testing::Random random(1);
       const auto noise = [&](std::size_t count) {
@@ -211,11 +235,12 @@ void print_speed() {
                                    .keys = keys.data(),
                                    .values = values.data(),
                                    .out = out.data()};
-        const double ms = milliseconds(nullptr, rows == tokens && tokens > 65536 ? 2 : 5,
-                                       [&] { cuda::check(cuda::launch_prefill_attention(job, nullptr), "launch_prefill_attention"); });
-        const double seen = static_cast<double>(rows) * (offset + (rows + 1) / 2.0);  // pairs of a query and a key
-        std::printf("prefill attention D=%d, 32/8 heads, %d rows at %d: %.2f ms, %.0f TFLOP/s\n", dim, rows, offset, ms,
-                    4.0 * dim * kHeads * seen / ms * 1e-9);
+        for (const Kernel kernel : kernels(dim)) {
+          const double ms = milliseconds(nullptr, rows == tokens && tokens > 65536 ? 2 : 5, [&] { launch(kernel, job); });
+          const double seen = static_cast<double>(rows) * (offset + (rows + 1) / 2.0);  // pairs of a query and a key
+          std::printf("prefill attention (%s) D=%d, 32/8 heads, %d rows at %d: %.2f ms, %.0f TFLOP/s\n", name_of(kernel), dim, rows, offset,
+                      ms, 4.0 * dim * kHeads * seen / ms * 1e-9);
+        }
       }
     }
   }
@@ -228,6 +253,8 @@ int main(int argc, char**) {
   return dualdecoder::test::run_on_device([&] {
     if (argc > 1) return dualdecoder::test::print_speed();
     dualdecoder::test::test_values();
-    dualdecoder::test::test_rows_are_independent();
+    for (const int dim : {64, 80, 96, 128, 256}) {
+      for (const auto kernel : dualdecoder::test::kernels(dim)) dualdecoder::test::test_rows_are_independent(kernel, dim);
+    }
   });
 }
