@@ -52,6 +52,7 @@ struct Pass {
 
 /// Chunks in slots, of which shared memory holds the numbers.
 struct SlotRows {
+  static constexpr bool kTilesAreContiguous = false;
   const std::byte* data;  ///< of the slot list
   const int* slots;
   int shift;  ///< log2 of the chunk's tokens
@@ -66,6 +67,7 @@ struct SlotRows {
 
 /// Sinks, then the window from token window_first on.
 struct NearRows {
+  static constexpr bool kTilesAreContiguous = false;
   const std::byte* sinks;
   const std::byte* window;
   int sink_tokens;
@@ -112,26 +114,37 @@ template <class Shape, int kDim, int kGroups>
 __device__ void attend_to_chosen(const Pass& pass, int row, int kv_head, int part) {
   const StoreLayout& layout = pass.layout;
   const int each = pass.part_chunks();
-  const int count = min(pass.chosen_count(row, kv_head) - part * each, each);
-  if (count <= 0 || !pass.is_live(row)) return;  // nobody reads its partial result
+  const int thread = static_cast<int>(threadIdx.x);
+  // what does not depend on one another is asked for at once
+  const bool live = pass.is_live(row);
+  const std::size_t slot_list = pass.slot_list(pass.view.slot_of[row / pass.view.rows_per_sequence], kv_head);
+  const int total = pass.chosen_count(row, kv_head);
+  const int* const chosen = pass.chosen(row, kv_head);
+  int chunks[2];  // the first warp's
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = part * each + i * 32 + thread;
+    chunks[i] = thread < 32 && at < pass.by_row.capacity ? chosen[at] : 0;
+  }
+  const int count = min(total - part * each, each);
+  if (count <= 0 || !live) return;  // nobody reads its partial result
+  stage_row_queries<Shape, kDim>(pass, row, kv_head);
   auto* const slots = reinterpret_cast<int*>(block_memory());
   int* const present_count = slots + kPartTokens / 4;
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::size_t slot_list = pass.slot_list(pass.view.slot_of[row / pass.view.rows_per_sequence], kv_head);
   if (thread < 32) {
-    const int* const chosen = pass.chosen(row, kv_head) + part * each;
     const int* const slot_of = layout.slot_of + slot_list * static_cast<std::size_t>(layout.max_chunks);
+    int slot[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) slot[i] = i * 32 + thread < count ? slot_of[chunks[i]] : -1;
     int before = 0;
-    for (int base = 0; base < count; base += 32) {
-      const int i = base + thread;
-      const int slot = i < count ? slot_of[chosen[i]] : -1;
-      const unsigned present = __ballot_sync(kAllLanes, static_cast<int>(slot >= 0));
-      if (slot >= 0) slots[before + __popc(present & ((1U << thread) - 1U))] = slot;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned present = __ballot_sync(kAllLanes, static_cast<int>(slot[i] >= 0));
+      if (slot[i] >= 0) slots[before + __popc(present & ((1U << thread) - 1U))] = slot[i];
       before += __popc(present);
     }
     if (thread == 0) *present_count = before;
   }
-  stage_row_queries<Shape, kDim>(pass, row, kv_head);
   __syncthreads();
   const int tokens = *present_count * layout.chunk;
   if (tokens == 0) {
@@ -207,13 +220,12 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
     block.chosen[r] = live ? pass.chosen(block.first_row + r, kv_head) : nullptr;
     block.chosen_count[r] = live ? pass.chosen_count(block.first_row + r, kv_head) : 0;
   }
-  auto* const excluded = reinterpret_cast<std::uint32_t*>(block_memory());
-  mark_excluded(layout, block, excluded);
   std::byte* const own = block_memory() + Shape::kTiles + threadIdx.x / 32 * Shape::kWarpBytes;
   constexpr int kLandingBytes = kWarpChunks * kDim / 2;
   static_assert(kLandingBytes + kWarpChunks * 4 <= Shape::kWarpBytes);
   WarpSums<kDim, kGroups> sums;
-  attend_to_tail<kDim, kGroups>(layout, pass.layer, block, excluded, reinterpret_cast<float*>(own + kLandingBytes), own, sums);
+  attend_to_tail<kDim, kGroups>(layout, pass.layer, block, reinterpret_cast<std::uint32_t*>(block_memory()),
+                                reinterpret_cast<float*>(own + kLandingBytes), own, sums);
   store_partial<Shape, kDim, kGroups>(sums, block.rows * layout.group, [&](int column) -> float* {
     const int r = column / layout.group;
     if ((block.live >> r & 1U) == 0) return nullptr;

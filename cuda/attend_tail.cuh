@@ -42,25 +42,30 @@ __device__ inline void mark_excluded(const StoreLayout& layout, const TailBlock&
   }
   __syncthreads();
   const int* const slot_of = layout.slot_of + block.slot_list * static_cast<std::size_t>(layout.max_chunks);
-  for (int r = 0; r < block.rows; ++r) {
-    if ((block.live >> r & 1U) == 0) continue;
-    const int* const chosen = block.chosen[r];
-    int from = 0;
-    int to = block.chosen_count[r];
-    const int step = (to + kAttendThreads - 1) / kAttendThreads;
-    if (step > 4) {  // a long list is searched before it is read
-      const int probe = static_cast<int>(threadIdx.x) * step;
-      const int chunk = probe < to ? chosen[probe] : block.end;
-      const int before = __syncthreads_count(static_cast<int>(chunk < block.begin));
-      const int up_to = __syncthreads_count(static_cast<int>(chunk < block.end));
-      from = max(0, (before - 1) * step);
-      to = min(to, up_to * step);
+  // both rows at once, each by its share of the threads
+  const int share = kAttendThreads / block.rows;
+  const int r = static_cast<int>(threadIdx.x) / share;
+  const int thread = static_cast<int>(threadIdx.x) % share;
+  const int* const chosen = r == 0 ? block.chosen[0] : block.chosen[1];
+  int from = 0;
+  int to = r == 0 ? block.chosen_count[0] : block.chosen_count[1];
+  if (max(block.chosen_count[0], block.chosen_count[1]) > 4 * share) {  // a long list is searched before it is read
+    const int step = (to + share - 1) / share;
+    const int chunk = thread * step < to ? chosen[thread * step] : block.end;
+    int before[2];
+    int inside[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      before[i] = __syncthreads_count(static_cast<int>(r == i && chunk < block.begin));
+      inside[i] = __syncthreads_count(static_cast<int>(r == i && chunk < block.end));
     }
-    for (int i = from + static_cast<int>(threadIdx.x); i < to; i += kAttendThreads) {
-      const int chunk = chosen[i];
-      if (chunk < block.begin || chunk >= block.end || slot_of[chunk] < 0) continue;
-      atomicOr(excluded + r * kWords + (chunk - block.first) / 32, 1U << (chunk % 32));
-    }
+    from = max(0, ((r == 0 ? before[0] : before[1]) - 1) * step);
+    to = min(to, (r == 0 ? inside[0] : inside[1]) * step);
+  }
+  for (int i = from + thread; i < to; i += share) {
+    const int chunk = chosen[i];
+    if (chunk < block.begin || chunk >= block.end || slot_of[chunk] < 0) continue;
+    atomicOr(excluded + r * kWords + (chunk - block.first) / 32, 1U << (chunk % 32));
   }
   __syncthreads();
 }
@@ -108,30 +113,38 @@ struct ColumnWeights {
   std::uint32_t needed;  ///< bit i: the lane has a weight in tile i that counts
 };
 
-/// Turns the scores of a column into weights. `scores` begins at the warp's first chunk; `excluded` are the bits of its first 32 chunks on.
-__device__ inline ColumnWeights weigh_column(const float* scores, bool live, float shift, int chunks, const std::uint32_t* excluded,
-                                             const float* scales) {
+/// A lane's scores of 16 tiles: chunks 2t, 2t + 1, 2t + 8 and 2t + 9 of each, of a column.
+using ColumnScores = float[kWarpTiles][4];
+
+/// Reads `chunks` scores; what is behind them counts as excluded.
+__device__ inline void load_scores(const float* scores, int chunks, ColumnScores& score) {
   const int t = static_cast<int>(threadIdx.x) % 4;
-  float score[kWarpTiles][4];
-  float largest = lowest();
 #pragma unroll
   for (int i = 0; i < kWarpTiles; ++i) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) score[i][k] = lowest();
-    if (!live || i * kTileChunks >= chunks) continue;
-    const float2 first = *reinterpret_cast<const float2*>(scores + i * kTileChunks + 2 * t);
-    const float2 second = *reinterpret_cast<const float2*>(scores + i * kTileChunks + 2 * t + 8);
+    float2 first = {0.0F, 0.0F};
+    float2 second = first;
+    if (i * kTileChunks < chunks) {
+      first = *reinterpret_cast<const float2*>(scores + i * kTileChunks + 2 * t);
+      second = *reinterpret_cast<const float2*>(scores + i * kTileChunks + 2 * t + 8);
+    }
     score[i][0] = first.x;
     score[i][1] = first.y;
     score[i][2] = second.x;
     score[i][3] = second.y;
   }
+}
+
+/// Turns the scores of a column into weights. `excluded` are the bits of the warp's first 32 chunks on.
+__device__ inline ColumnWeights weigh_column(ColumnScores& score, bool live, float shift, const std::uint32_t* excluded,
+                                             const float* scales) {
+  const int t = static_cast<int>(threadIdx.x) % 4;
+  float largest = lowest();
 #pragma unroll
   for (int i = 0; i < kWarpTiles; ++i) {
     const std::uint32_t bits = excluded[i / 2] >> (i % 2 * 16 + 2 * t);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const bool counts = (bits >> (k % 2 + k / 2 * 8) & 1U) == 0;
+      const bool counts = live && (bits >> (k % 2 + k / 2 * 8) & 1U) == 0;
       score[i][k] = counts ? score[i][k] * kLog2e + shift : lowest();
       largest = fmaxf(largest, score[i][k]);
     }
@@ -190,33 +203,52 @@ __device__ void load_levels(const std::byte* tile, std::uint32_t (&words)[kDim /
   }
 }
 
-/// Attends to what the block's rows estimate of a split. Column c is head c % group of row c / group. `excluded` and `scales` are shared
-/// memory of the block and of the warp; tiles land at `landing`, also the warp's.
+/// What a lane's column n * 8 + g stands for.
+struct TailColumn {
+  int row;  ///< of the block
+  bool live;
+  std::size_t scores;      ///< of StoreLayout::scores, at chunk 0
+  std::size_t query_head;  ///< of StoreLayout::bias
+};
+
+__device__ inline TailColumn tail_column(const StoreLayout& layout, Layer layer, const TailBlock& block, int n) {
+  const int column = n * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
+  TailColumn out;
+  out.row = min(column / layout.group, block.rows - 1);
+  const int own = column - out.row * layout.group;
+  out.live = own < layout.group && (block.live >> out.row & 1U) != 0;
+  const auto head = static_cast<std::size_t>(out.live ? own : 0);
+  out.scores = (layout.work_list(layer, block.first_row + out.row, block.kv_head) * static_cast<std::size_t>(layout.group) + head) *
+               static_cast<std::size_t>(layout.max_chunks);
+  out.query_head = (static_cast<std::size_t>(block.slot) * static_cast<std::size_t>(layout.layers) + static_cast<std::size_t>(layer)) *
+                       static_cast<std::size_t>(layout.heads) +
+                   static_cast<std::size_t>(block.kv_head * layout.group) + head;
+  return out;
+}
+
+/// Attends to what the block's rows estimate of a split. Column c is head c % group of row c / group. `excluded` is shared memory of the
+/// block, `scales` and `landing`, where tiles arrive, of the warp.
 template <int kDim, int kGroups>
-__device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const TailBlock& block, const std::uint32_t* excluded, float* scales,
+__device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const TailBlock& block, std::uint32_t* excluded, float* scales,
                                std::byte* landing, WarpSums<kDim, kGroups>& sums) {
   constexpr int kTileBytes = kDim * kTileChunks / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int first = block.first + warp * kWarpChunks;
-  const float unit = stage_value_scales(layout, block, first, scales);
   ColumnWeights weights[kGroups];
+  float unit = 0.0F;
   std::uint32_t needed = 0;
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
-    const int column = n * 8 + lane / 4;
-    const int r = min(column / layout.group, block.rows - 1);
-    const int head = column - r * layout.group;
-    const bool live = head < layout.group && (block.live >> r & 1U) != 0;
-    const std::size_t at = layout.work_list(layer, block.first_row + r, block.kv_head) * static_cast<std::size_t>(layout.group) +
-                           static_cast<std::size_t>(live ? head : 0);
-    const std::size_t query_head =
-        (static_cast<std::size_t>(block.slot) * static_cast<std::size_t>(layout.layers) + static_cast<std::size_t>(layer)) *
-            static_cast<std::size_t>(layout.heads) +
-        static_cast<std::size_t>(block.kv_head * layout.group + (live ? head : 0));
-    const float shift = (logf(static_cast<float>(layout.chunk)) + layout.bias_scale * layout.bias[query_head]) * kLog2e;
-    weights[n] = weigh_column(layout.scores + at * static_cast<std::size_t>(layout.max_chunks) + first, live, shift, block.end - first,
-                              excluded + r * (kSplitChunks / 32) + warp * (kWarpChunks / 32), scales);
+    const TailColumn column = tail_column(layout, layer, block, n);
+    ColumnScores scores;
+    load_scores(layout.scores + column.scores + first, column.live ? block.end - first : 0, scores);
+    const float shift = (logf(static_cast<float>(layout.chunk)) + layout.bias_scale * layout.bias[column.query_head]) * kLog2e;
+    if (n == 0) {  // while the first scores are on their way
+      unit = stage_value_scales(layout, block, first, scales);
+      mark_excluded(layout, block, excluded);
+    }
+    weights[n] = weigh_column(scores, column.live, shift, excluded + column.row * (kSplitChunks / 32) + warp * (kWarpChunks / 32), scales);
     needed |= weights[n].needed;
   }
   needed = __reduce_or_sync(kAllLanes, needed);

@@ -203,8 +203,9 @@ __device__ void add_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>
   }
 }
 
-/// Attends to tokens 0 .. count-1 of a block, of which row r of the columns sees the first seen(r). `rows` says where they lie: key(i)
-/// points to token i's key in global memory, value_offset bytes before its value. Queries have been staged.
+/// Attends to tokens 0 .. count-1 of a block, of which the lane's columns see the first `seen`. `rows` says where they lie: key(i) points
+/// to token i's key in global memory, value_offset bytes before its value; where Rows::kTilesAreContiguous the keys of a tile are one
+/// piece. Queries have been staged.
 template <class Shape, int kDim, int kGroups, int kStages, class Rows>
 __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[kGroups][2], float scale, WarpSums<kDim, kGroups>& sums) {
   constexpr int kPieces = kDim / 8;
@@ -215,6 +216,7 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
   const auto bring = [&](int tile, int stage) {
     if (tile < tiles) {
       const std::uint32_t to = memory + static_cast<std::uint32_t>(stage * Shape::kStageBytes);
+      const std::byte* const keys = rows.key(tile * kTileTokens);
 #pragma unroll
       for (int i = 0; i < kTileTokens * kPieces / 32; ++i) {
         const int index = i * 32 + lane;
@@ -222,7 +224,8 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
         const int piece = index % kPieces;
         const int token = tile * kTileTokens + row;
         const bool present = token < count;
-        const std::byte* const key = rows.key(present ? token : 0) + piece * 16;
+        const std::byte* key = keys + index * 16;
+        if constexpr (!Rows::kTilesAreContiguous) key = rows.key(present ? token : 0) + piece * 16;
         const auto at = static_cast<std::uint32_t>(row * Shape::kStride + piece * 16);
         copy_async(to + at, key, present);  // zeros behind the end: a weight of zero must not meet a NaN
         copy_async(to + kTileTokens * Shape::kStride + at, key + rows.value_offset, present);

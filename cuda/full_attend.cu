@@ -15,6 +15,7 @@ constexpr int kStages = 3;  // two tiles of every warp are on their way while it
 
 /// A list's pages: keys [64, dim], then values [64, dim], bf16.
 struct PageRows {
+  static constexpr bool kTilesAreContiguous = true;
   std::byte* list;
   int first;  ///< token of row 0
   int row_bytes;
