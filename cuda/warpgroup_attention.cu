@@ -111,14 +111,20 @@ __device__ void weigh(float (&scores)[64], Rows<kDim>& rows, float scale, float 
   }
 }
 
-/// Rounds the weights for their product, and shrinks what was summed before.
+/// Ends the product before, shrinks its sums, and rounds the weights for the next one.
 template <int kDim>
 __device__ void take_weights(const float (&scores)[64], Rows<kDim>& rows, const float (&shrink)[2]) {
-  // mostly no row of the warp has met a larger score, and a factor of one changes nothing
-  if (__any_sync(0xFFFFFFFFU, shrink[0] != 1.0F || shrink[1] != 1.0F)) {
+  // Mostly no row of the warp has met a larger score, and a factor of one changes nothing. Sums are above zero: asking them here makes the
+  // branch, and with it the wait, come after the softmax, which else would be moved behind both.
+  const bool grown = shrink[0] != 1.0F || shrink[1] != 1.0F || !(rows.sum[0] > 0.0F) || !(rows.sum[1] > 0.0F);
+  if (__any_sync(0xFFFFFFFFU, grown)) {
+    wait_for_products<0>();
+    pin(rows.out);
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) rows.out[i] *= shrink[i % 4 / 2];
   }
+  wait_for_products<0>();
+  pin(rows.out);
 #pragma unroll
   for (int k = 0; k < kKeys / 16; ++k) {
 #pragma unroll
@@ -232,8 +238,6 @@ __global__ void __launch_bounds__(kThreads, 1) warpgroup_attention_kernel(const 
     pin(scores);
     if (block >= whole) mask(scores, block * kKeys, own_row, job);
     weigh<kDim>(scores, rows, scale, shrink);
-    wait_for_products<0>();
-    pin(rows.out);
     take_weights<kDim>(scores, rows, shrink);
   }
   wait_for_copies<0>();
