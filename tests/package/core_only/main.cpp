@@ -113,7 +113,10 @@ class MyKernels final : public dd::StepKernels {
   void copy_row(const dd::StepView&, const dd::Selection&, int, const dd::Selection& to, dd::StreamRef) override { *to.count = 0; }
   void advance(const dd::StepState&, const dd::Outcome&, const dd::AdvanceRule&, dd::StreamRef) override {}
   void lay_out(const dd::StepState&, dd::Token*, int*, dd::StreamRef) override {}
+  void force(const dd::StepState&, const dd::Token*, dd::Token*, dd::StreamRef) override {}
+  void mark_seen(const dd::StepState&, std::uint64_t* const*, dd::StreamRef) override {}
   void upload(void* target, const void* source, std::size_t bytes, dd::StreamRef) override { std::memcpy(target, source, bytes); }
+  void copy(void* target, const void* source, std::size_t bytes, dd::StreamRef) override { std::memcpy(target, source, bytes); }
   void download(void* target, const void* source, std::size_t bytes, dd::StreamRef) override { std::memcpy(target, source, bytes); }
 };
 
