@@ -1,8 +1,8 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
-// docs/concepts.md#tail-estimate: per query head the mean over the last prompt queries of log(true unselected mass / estimated), each kept
-// in -3 .. 6. Queries choose their chunks as rows of passes do, with the same kernels; the true keys then cross the link once per KV head,
-// 64 tokens at a time, for all queries of all heads of the group.
+// docs/concepts.md, "Tail estimate": per query head the mean over the last prompt queries of log(true unselected mass / estimated), each
+// kept in -3 .. 6. Queries choose their chunks as rows of passes do, with the same kernels; the true keys then cross the link once per KV
+// head, 64 tokens at a time, for all queries of all heads of the group.
 #include <cuda_bf16.h>
 
 #include <algorithm>

@@ -13,10 +13,10 @@
 
 namespace dualdecoder::cuda {
 
-/// The resident store (docs/concepts.md#resident-set) and the ping-pong store, two buffers of one layer's budget that swap: the host side
-/// of the kernels in store_kernels.hpp, which tell the two apart by their layout. It owns the memory and checks calls; contexts, slots and
-/// counts live on the device. select, resolve_needed, attend, resolve_predicted and commit only enqueue, so they may be recorded. truncate
-/// waits for `stream`, statistics for the store's.
+/// The resident store (docs/concepts.md, "Resident set") and the ping-pong store, two buffers of one layer's budget that swap: the host
+/// side of the kernels in store_kernels.hpp, which tell the two apart by their layout. It owns the memory and checks calls; contexts, slots
+/// and counts live on the device. select, resolve_needed, attend, resolve_predicted and commit only enqueue, so they may be recorded.
+/// truncate waits for `stream`, statistics for the store's.
 class ChunkStore final : public KvStore {
  public:
   ChunkStore(const StoreOptions& options, const StoreResources& resources);

@@ -16,7 +16,7 @@
 namespace dualdecoder::cpu {
 
 /// Chunks that are estimated from their summaries: chunk c adds mass exp(score_c + shift) with value scale_c * mean_c
-/// (docs/concepts.md#tail-estimate).
+/// (docs/concepts.md, "Tail estimate").
 struct Tail {
   const float* scores = nullptr;  ///< [group, stride]
   std::size_t stride = 0;

@@ -476,7 +476,7 @@ void ChunkStore::seal(int slot, StreamRef) {
   sequence.sealed = true;
 }
 
-/// docs/concepts.md#tail-estimate: per query head the mean over the last prompt queries of log(true unselected mass / estimated), each
+/// docs/concepts.md, "Tail estimate": per query head the mean over the last prompt queries of log(true unselected mass / estimated), each
 /// kept in -3 .. 6. The last query also names the chunks that the store starts with.
 void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
   const Sequence& sequence = sequences_[index(slot)];

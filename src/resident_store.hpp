@@ -10,7 +10,7 @@
 namespace dualdecoder::cpu {
 
 /// Slots keep the chunks of earlier steps, least recently used out first, per layer, sequence and KV head
-/// (docs/concepts.md#resident-set). Needed chunks are used at time 2 * pass + 1, predicted ones at 2 * pass + 2, so what the next step
+/// (docs/concepts.md, "Resident set"). Needed chunks are used at time 2 * pass + 1, predicted ones at 2 * pass + 2, so what the next step
 /// needs outlives what this one needed.
 class ResidentStore final : public ChunkStore {
  public:

@@ -9,7 +9,7 @@
 
 namespace dualdecoder::cpu {
 
-/// Quantised means of one chunk-head (docs/concepts.md#selection): keys int8 with scale max|mean| / 127, values int4 with scale
+/// Quantised means of one chunk-head (docs/concepts.md, "Selection"): keys int8 with scale max|mean| / 127, values int4 with scale
 /// max|mean| / 7.
 struct Summary {
   std::int8_t* key_mean;     ///< [dim]

@@ -59,7 +59,7 @@ class KvStore {
   /// Prefill: adds tokens behind those already appended to the layer and builds their summaries. `last_queries` [n <= tokens, heads,
   /// head_dim] are the queries of the block's last n tokens for calibration, or empty; the newest kCalibrationQueries are kept.
   virtual void append(Layer layer, int slot, const KvBlock& block, ConstTensor last_queries, StreamRef stream) = 0;
-  /// End of prefill: every layer holds the same tokens. Calibrates the tail estimate (docs/concepts.md#tail-estimate).
+  /// End of prefill: every layer holds the same tokens. Calibrates the tail estimate (docs/concepts.md, "Tail estimate").
   virtual void seal(int slot, StreamRef stream) = 0;
   /// Chooses chunks for every live row of the pass in one read of the summaries.
   virtual void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) = 0;

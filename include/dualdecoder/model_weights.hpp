@@ -30,7 +30,7 @@ struct RopeConfig {
   std::vector<float> frequency_factors;
 };
 
-/// Shape of a decoder-only transformer of the families in docs/concepts.md#model-families. All counts are elements.
+/// Shape of a decoder-only transformer of the families in docs/concepts.md, "Model families". All counts are elements.
 struct ModelConfig {
   std::string architecture;  ///< "llama", "qwen2", "qwen3"
   std::string name;          ///< the file's own name for the model, may be empty

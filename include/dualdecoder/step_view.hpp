@@ -58,7 +58,7 @@ struct Selection {
 
 /// What row 1 attends to; row 0 always attends to its own set.
 enum class Row1Set : std::uint8_t {
-  own_resident,  ///< its own chunks as far as they are resident, the rest by estimate (docs/concepts.md#front-runner)
+  own_resident,  ///< its own chunks as far as they are resident, the rest by estimate (docs/concepts.md, "Front runner")
   row0,          ///< row 0's chunks, as DualDecoder publishes it
 };
 

@@ -15,7 +15,7 @@ class TraceSink;
 
 /// Which KvStore a backend makes.
 enum class StoreKind : std::uint8_t {
-  resident,   ///< slots keep the chunks of earlier steps, LRU (docs/concepts.md#resident-set)
+  resident,   ///< slots keep the chunks of earlier steps, LRU (docs/concepts.md, "Resident set")
   ping_pong,  ///< two layer buffers that swap, nothing survives a step (the published mode)
   full,       ///< the whole context on the device, dense attention
 };
@@ -26,7 +26,7 @@ struct SelectionOptions {
   int budget_tokens = 1024;    ///< selected tokens per KV head, >= chunk_tokens
   int sink_tokens = 16;        ///< first tokens, always resident; rounded up to whole chunks
   int local_tokens = 128;      ///< last tokens, always resident
-  bool tail_estimate = true;   ///< unselected chunks count by their summaries (docs/concepts.md#tail-estimate), else they are dropped
+  bool tail_estimate = true;   ///< unselected chunks count by their summaries (docs/concepts.md, "Tail estimate"), else they are dropped
   bool calibrate_tail = true;  ///< one log bias per layer and query head, set at the end of prefill
   float bias_scale = 1.0F;     ///< times the calibrated bias, 0 .. 2
 };
@@ -44,7 +44,7 @@ struct StoreOptions {
   Row1Set row1_set = Row1Set::own_resident;
   DataType kv_type = DataType::bf16;  ///< f32 or bf16: keys and values on the host and in slots
   SelectionOptions selection;
-  float slots_per_budget = 4.0F;  ///< m of docs/concepts.md#resident-set, >= 1; slots of one KV head = m * budget / chunk
+  float slots_per_budget = 4.0F;  ///< m of docs/concepts.md, "Resident set", >= 1; slots of one KV head = m * budget / chunk
   MissPolicy miss_policy = MissPolicy::wait;
   /// Bound on prefetched bytes of one step over all layers and sequences, shared evenly by the layers; 0: unbounded
   std::size_t prefetch_bytes_per_step = 0;

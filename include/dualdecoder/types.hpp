@@ -52,7 +52,7 @@ enum class RowMode : std::uint8_t {
   resync,  ///< row 1 is the true token at row 0's position, run without waiting and without commit; row 0 is dead
 };
 
-/// What happens to a chunk that row 0 needs and that is in no slot when its layer runs (docs/concepts.md#miss-policy).
+/// What happens to a chunk that row 0 needs and that is in no slot when its layer runs (docs/concepts.md, "Miss policy").
 enum class MissPolicy : std::uint8_t {
   wait,      ///< fetched on the urgent lane; row 0 attends to exactly its selected set
   estimate,  ///< estimated from its summary like the rest of the tail; nothing is waited for

@@ -152,7 +152,7 @@ class Reference {
     return worst_in >= best_out - kRankBound;
   }
 
-  /// docs/concepts.md#tail-estimate over the newest prompt queries that see every choosable chunk.
+  /// docs/concepts.md, "Tail estimate" over the newest prompt queries that see every choosable chunk.
   std::vector<double> biases(int length) const {
     std::vector<double> bias(at(group()), 0.0);
     int used = 0;

@@ -54,8 +54,8 @@ class ImmediateScheduler final : public TransferScheduler {
 };
 
 /// Row 0's attention from its definition, in double precision: exact over sinks, chosen chunks, window and itself, and where the options
-/// ask for it every other chunk as tokens that all have the mean key and value (docs/concepts.md#tail-estimate; keys int8 and values int4
-/// with one scale each). `chosen` holds the chunks of each KV head. Tails are not calibrated here.
+/// ask for it every other chunk as tokens that all have the mean key and value (docs/concepts.md, "Tail estimate"; keys int8 and values
+/// int4 with one scale each). `chosen` holds the chunks of each KV head. Tails are not calibrated here.
 class SparseTwin {
  public:
   SparseTwin(const StoreOptions& options, const Story& story, Layer layer, int position)

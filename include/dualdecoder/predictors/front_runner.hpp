@@ -16,7 +16,7 @@ struct DualRowOptions {
 };
 
 /// Two rows: the true token and the guess behind it, whose queries name the chunks of the next step. Row 1 attends to its own chunks where
-/// they are resident and estimates the others, so it does not drift (docs/concepts.md#front-runner). After a wrong guess it
+/// they are resident and estimates the others, so it does not drift (docs/concepts.md, "Front runner"). After a wrong guess it
 /// takes a resync.
 class FrontRunner final : public RetrievalPredictor {
  public:

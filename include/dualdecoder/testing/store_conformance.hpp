@@ -191,7 +191,7 @@ inline void check_blocks(const StoreSubject& subject, Findings& findings) {
   }
 }
 
-/// docs/concepts.md#what-is-deterministic: under `wait` row 0 depends on weights, tokens and selection options alone.
+/// docs/concepts.md, "What is deterministic": under `wait` row 0 depends on weights, tokens and selection options alone.
 inline void check_independence(const StoreSubject& subject, Findings& findings) {
   StoreOptions options = store_options(subject);
   const std::vector<float> expected = decode_afresh(subject, options, {Story(7), 150, 24});
@@ -437,7 +437,7 @@ inline void check_store_errors(const StoreSubject& subject, Findings& findings) 
 
 }  // namespace detail
 
-/// What every KvStore honours, as kv_store.hpp and docs/concepts.md#invariants say. Needs a store for any StoreOptions
+/// What every KvStore honours, as kv_store.hpp and docs/concepts.md, "Invariants" say. Needs a store for any StoreOptions
 /// with the subject's kv_type and head_dim.
 inline std::vector<std::string> check_kv_store(const StoreSubject& subject) {
   Findings findings;
