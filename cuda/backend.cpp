@@ -170,6 +170,7 @@ class CudaBackend final : public Backend {
   MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const override { return cuda_dense_plan(config, limits); }
   MemoryPlan store_plan(const StoreOptions& options) const override { return cuda_store_plan(options); }
   DataType activation_type() const noexcept override { return DataType::bf16; }
+  int prefill_block() const noexcept override { return 4096; }
 
   LogSink* log() const noexcept override { return options_.log; }
   TraceSink* trace() const noexcept override { return options_.trace; }

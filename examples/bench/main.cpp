@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "dualdecoder/dualdecoder.hpp"
 #include "examples/bench/machine.hpp"
 #include "examples/bench/runs.hpp"
+#include "examples/common/backend_choice.hpp"
 #include "examples/common/tokenizer.hpp"
 
 namespace dualdecoder::examples {
@@ -29,11 +31,14 @@ struct Options {
   std::vector<std::string> texts;
   std::vector<int> contexts{2048, 4096, 8064};
   std::vector<std::string> settings;
+  std::vector<std::string> own;
   int tokens = 6000;
   int generate = 64;
   int repeat = 3;
   int threads = 0;
   bool f32 = false;
+  std::string device = "auto";
+  float yarn = 0.0F;
   std::string machine = "unnamed";
   std::string commit = "unknown";
 };
@@ -54,6 +59,31 @@ std::vector<Token> exactly(const std::vector<Token>& text, std::size_t count) {
 }
 
 double share(std::uint64_t part, std::uint64_t whole) { return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole); }
+
+/// Settings as --setting names them.
+std::vector<Setting> own_settings(const std::vector<std::string>& names) {
+  std::vector<Setting> settings;
+  for (const std::string& name : names) {
+    std::vector<std::string> fields;
+    std::istringstream in(name);
+    for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
+    const bool tail = fields.size() >= 4 && (fields[2] == "drop" || fields[2] == "plain" || fields[2] == "calibrated");
+    const bool policy = fields.size() >= 4 && (fields[3] == "wait" || fields[3] == "estimate");
+    if (fields.size() < 4 || fields.size() > 5 || !tail || !policy) {
+      throw InvalidArgument("--setting = " + name + ": must be CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
+    }
+    SessionOptions options;
+    options.chunk_tokens = std::stoi(fields[0]);
+    options.budget_tokens = std::stoi(fields[1]);
+    options.tail_estimate = fields[2] != "drop";
+    options.calibrate_tail = fields[2] == "calibrated";
+    options.miss_policy = fields[3] == "wait" ? MissPolicy::wait : MissPolicy::estimate;
+    options.resync = Resync::always;
+    if (fields.size() == 5) options.bias_scale = std::stof(fields[4]);
+    settings.push_back({name, options});
+  }
+  return settings;
+}
 
 /// What every row of a run shares.
 struct Machine {
@@ -168,10 +198,10 @@ void run_decode(const Options& options, const std::shared_ptr<Backend>& backend,
 
 int run(const Options& options) {
   const std::vector<Text> texts = read_texts(options);
-  auto backend = cpu::make_cpu_backend({.threads = options.threads});
+  auto backend = choose_backend({.device = options.device, .threads = options.threads});
   const auto weights =
       load_weights(options.model, *backend,
-                   {.matrix_type = options.f32 ? DataType::f32 : DataType::bf16, .threads = options.threads, .on_progress = {}});
+                   {.matrix_type = options.f32 ? DataType::f32 : DataType::bf16, .threads = options.threads, .yarn_factor = options.yarn});
   Machine machine{.model = weights->config().name, .weight_bytes = weights->memory().total_bytes()};
   machine.threads = options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
   machine.stream_bytes_per_second = streaming_bandwidth(backend->memory(MemoryKind::device), backend->stream(), machine.threads);
@@ -183,7 +213,9 @@ int run(const Options& options) {
     const std::vector<Token> prompt = exactly(text.tokens, static_cast<std::size_t>(options.tokens));
     const Reference reference = make_reference(backend, weights, prompt, options.generate, DataType::bf16);
     const bool prediction = options.mode == "prediction";
-    for (const Setting& setting : prediction ? prediction_settings(weights->config().vocabulary) : fidelity_settings()) {
+    std::vector<Setting> table = prediction ? prediction_settings(weights->config().vocabulary) : fidelity_settings();
+    if (!options.own.empty()) table = own_settings(options.own);
+    for (const Setting& setting : table) {
       if (!wanted(options, setting)) continue;
       print(row_of(options, machine, text.name, prompt.size(), setting,
                    run_setting(backend, weights, prompt, setting.options, options.generate, &reference)));
@@ -205,6 +237,7 @@ int main(int argc, char** argv) {
   app.add_option("-t,--text", options.texts, "text files")->required();
   app.add_option("--contexts", options.contexts, "prompt tokens of the decode table");
   app.add_option("--settings", options.settings, "only settings whose names hold one of these");
+  app.add_option("--setting", options.own, "instead of the fidelity table: CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
   app.add_option("--tokens", options.tokens, "prompt tokens of the other tables")->capture_default_str();
   app.add_option("-n,--generate", options.generate, "tokens to generate")->capture_default_str()->check(CLI::Range(2, 100000));
   app.add_option("--repeat", options.repeat, "runs of a decode row, of which the median counts")
@@ -212,6 +245,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 100));
   app.add_option("--threads", options.threads, "0: as many as the machine has")->capture_default_str();
   app.add_flag("--f32", options.f32, "weights in f32 instead of bf16");
+  app.add_option("--device", options.device, "auto, cpu or cuda")->capture_default_str();
+  app.add_option("--yarn", options.yarn, "stretches the model's context by this factor");
   app.add_option("--machine", options.machine, "name of the machine in the results");
   app.add_option("--commit", options.commit, "commit in the results");
   CLI11_PARSE(app, argc, argv);

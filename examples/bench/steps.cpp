@@ -246,7 +246,6 @@ int record(const Options& options) {
   session.slots_per_budget = options.slots;
   session.miss_policy = MissPolicy::estimate;
   session.resync = Resync::always;
-  session.prefill_block = 4096;
   record_steps(backend, weights, session, tokens, options.steps).save(options.trace);
   if (!options.published_trace.empty()) {
     session.predictor = PredictorKind::published_dual_row;

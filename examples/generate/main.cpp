@@ -12,11 +12,11 @@
 #include <nlohmann/json.hpp>
 
 #include "dualdecoder/chrome_trace.hpp"
-#include "dualdecoder/cpu/backend.hpp"
 #include "dualdecoder/decode_session.hpp"
 #include "dualdecoder/load_weights.hpp"
 #include "dualdecoder/log.hpp"
 #include "dualdecoder/predictors/oracle.hpp"
+#include "examples/common/backend_choice.hpp"
 #include "examples/common/chat.hpp"
 #include "examples/common/terminal.hpp"
 #include "examples/common/tokenizer.hpp"
@@ -87,7 +87,7 @@ int choose_context(const GenerateOptions& options, const ModelConfig& config, st
 }
 
 int print_memory_plan(const GenerateOptions& options, Backend& backend) {
-  const ModelConfig config = read_model_config(options.model);
+  const ModelConfig config = read_model_config(options.model, options.yarn);
   SessionOptions session = options.session;
   if (options.oracle) session.predictor = PredictorKind::none;  // as many rows
   const bool has_prompt = !options.prompt.empty() || !options.prompt_file.empty();
@@ -146,7 +146,7 @@ class Generation {
   int run() {
     const Tokenizer tokenizer = Tokenizer::load(options_.model);
     prompt_ = encode_prompt(options_, tokenizer);
-    const ModelConfig config = read_model_config(options_.model);
+    const ModelConfig config = read_model_config(options_.model, options_.yarn);
     report_.options = options_.session;
     report_.options.max_context = choose_context(options_, config, prompt_.size());
     std::unique_ptr<RetrievalPredictor> predictor = make_predictor_for_run();
@@ -184,6 +184,7 @@ class Generation {
     LoadOptions load;
     load.matrix_type = options_.weights_type;
     load.threads = options_.threads;
+    load.yarn_factor = options_.yarn;
     load.on_progress = [&bar](const LoadProgress& progress) {
       stop_if_interrupted();
       bar.update(progress.done_bytes, progress.total_bytes, in_bytes(static_cast<double>(progress.done_bytes)));
@@ -270,7 +271,8 @@ int run(const GenerateOptions& options) {
     if (!trace_file) throw IoError("cannot write " + options.trace.string());
     trace.emplace(trace_file, "dualdecoder-generate");
   }
-  const auto backend = cpu::make_cpu_backend({.threads = options.threads, .log = &log, .trace = trace ? &*trace : nullptr});
+  const auto backend =
+      choose_backend({.device = options.device, .threads = options.threads, .log = &log, .trace = trace ? &*trace : nullptr});
   if (options.memory_plan) return print_memory_plan(options, *backend);
   const InterruptGuard guard;
   return Generation(options, backend).run();

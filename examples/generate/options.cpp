@@ -111,12 +111,14 @@ void add_memory_options(CLI::App& app, GenerateOptions& options) {
       "--link-latency-us", [&session](std::int64_t us) { session.link_latency = std::chrono::microseconds(us); },
       "latency of every item on the throttled link");
   app.add_flag("--single-lane", session.single_lane, "urgent loads queue behind prefetch");
-  app.add_option("--prefill-block", session.prefill_block, "prompt tokens of one dense call");
+  app.add_option("--prefill-block", session.prefill_block, "prompt tokens of one dense call; 0: the backend's choice");
   app.add_option("--record-selection", options.record_selection, "write the selected chunks to this file");
   app.add_option("--replay-selection", options.replay_selection, "read them from this file, for --policy predictor=oracle");
   add_choice(app, "--kv-type", session.kv_type, kTypes, "keys and values");
   add_choice(app, "--weights-type", options.weights_type, kTypes, "what matrices are dequantised to");
-  app.add_option("--threads", options.threads, "0: as many as the machine has");
+  app.add_option("--device", options.device, "auto (CUDA when there is a device), cpu or cuda");
+  app.add_option("--yarn", options.yarn, "> 1: stretches the model's context by YaRN");
+  app.add_option("--threads", options.threads, "of the CPU backend and of loading; 0: as many as the machine has");
 }
 
 void add_output_options(CLI::App& app, GenerateOptions& options) {

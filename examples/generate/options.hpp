@@ -29,6 +29,8 @@ struct GenerateOptions {
   std::filesystem::path record_selection;
   std::filesystem::path replay_selection;
 
+  std::string device = "auto";
+  float yarn = 0.0F;
   DataType weights_type = DataType::bf16;
   int threads = 0;
 

@@ -100,6 +100,8 @@ class Backend {
 
   /// DenseModel::activation_type() of the models that make_dense makes.
   virtual DataType activation_type() const noexcept { return DataType::f32; }
+  /// Prompt tokens of one dense call that suit the backend.
+  virtual int prefill_block() const noexcept { return 512; }
 
   virtual LogSink* log() const noexcept = 0;
   virtual TraceSink* trace() const noexcept = 0;

@@ -77,6 +77,7 @@ struct PredictorTraits {
   int rows_per_sequence = 1;
   Row1Set row1_set = Row1Set::own_resident;
   bool layer_ahead = false;  ///< wants queries of the next layer made from this layer's input
+  bool reads_back = false;   ///< a tool that downloads inside a pass, so that passes cannot be recorded
 };
 
 /// Which rows to run, and which chunks to bring. Threading: one thread at a time.

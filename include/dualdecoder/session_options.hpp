@@ -48,7 +48,7 @@ struct SessionOptions {
   double link_bytes_per_second = 0.0;       ///< throttle of the CPU backend's link; 0: as fast as memory
   std::chrono::nanoseconds link_latency{0};
   bool single_lane = false;
-  int prefill_block = 512;  ///< prompt tokens of one dense call
+  int prefill_block = 0;  ///< prompt tokens of one dense call; 0: Backend::prefill_block()
 };
 
 /// Options of one sequence.
@@ -121,7 +121,7 @@ inline StoreOptions make_store_options(const ModelConfig& config, const SessionO
                      .miss_policy = options.miss_policy,
                      .prefetch_bytes_per_step = options.prefetch_bytes_per_step};
   validate(store);
-  detail::require(options.prefill_block >= 1, "prefill_block", options.prefill_block, "at least 1");
+  detail::require(options.prefill_block >= 0, "prefill_block", options.prefill_block, "0 (the backend's choice) or more");
   detail::require(options.link_bytes_per_second >= 0.0, "link_bytes_per_second", options.link_bytes_per_second, "0 or more");
   detail::require(options.link_latency.count() >= 0, "link_latency", options.link_latency.count(), "0 or more nanoseconds");
   if (config.context > 0) {

@@ -102,7 +102,7 @@ TEST_CASE("Options that no session can run are refused by name", "[session]") {
   refused([](SessionOptions& o) { o.bias_scale = 3.0F; }, {"bias_scale = 3"});
   refused([](SessionOptions& o) { o.slots_per_budget = 0.5F; }, {"slots_per_budget = 0.5"});
   refused([](SessionOptions& o) { o.kv_type = DataType::i8; }, {"kv_type = i8", "f32 or bf16"});
-  refused([](SessionOptions& o) { o.prefill_block = 0; }, {"prefill_block = 0", "at least 1"});
+  refused([](SessionOptions& o) { o.prefill_block = -1; }, {"prefill_block = -1", "or more"});
   refused([](SessionOptions& o) { o.link_bytes_per_second = -1.0; }, {"link_bytes_per_second = -1"});
   refused([](SessionOptions& o) { o.link_latency = std::chrono::nanoseconds(-5); }, {"link_latency = -5"});
   expect_error<InvalidArgument>([] { DecodeSession(nullptr, tiny().weights, tiny_options(), std::make_unique<NoPrediction>()); },

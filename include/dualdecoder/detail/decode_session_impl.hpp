@@ -10,11 +10,12 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
     : backend_(std::move(backend)), weights_(std::move(weights)), options_(options) {
   if (!backend_ || !weights_ || !predictor) throw InvalidArgument("DecodeSession: backend, weights and predictor must all be given");
   traits_ = predictor->traits();
+  if (options_.prefill_block == 0) options_.prefill_block = backend_->prefill_block();
   const ModelConfig& config = weights_->config();
   const StoreOptions store_options = make_store_options(config, options, traits_);
   const int rows = options.max_sequences * traits_.rows_per_sequence;
 
-  dense_ = backend_->make_dense(weights_, dense_limits(options, traits_));
+  dense_ = backend_->make_dense(weights_, dense_limits(options_, traits_));
   activation_ = dense_->activation_type();
   auto store = backend_->make_store(store_options);
   const KvStore::Capacities capacities = store->capacities();
@@ -94,8 +95,10 @@ inline std::size_t DecodeSession::prefill_bytes(const ModelConfig& config, const
   return elements * size_of(activation) + n * at(config.hidden) * sizeof(float) + n * (sizeof(Token) + sizeof(int)) + 8 * 64;
 }
 
-inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const ModelConfig& config, const SessionOptions& options,
+inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const ModelConfig& config, const SessionOptions& wanted,
                                              const PredictorTraits& traits) {
+  SessionOptions options = wanted;
+  if (options.prefill_block == 0) options.prefill_block = backend.prefill_block();
   const StoreOptions store_options = make_store_options(config, options, traits);
   MemoryPlan plan = backend.store_plan(store_options);
   plan.add(backend.dense_plan(config, dense_limits(options, traits)));
@@ -317,7 +320,7 @@ inline void DecodeSession::run_pass() {
 inline void DecodeSession::enqueue_pass() {
   const GraphKey key{.places = places_count_, .lone = active_ == 1};
   const auto known = graphs_.find(key);
-  if (wants_logits() || known == graphs_.end()) {
+  if (traits_.reads_back || wants_logits() || known == graphs_.end()) {
     run_pass();
     if (known == graphs_.end()) graphs_.emplace(key, nullptr);
     return;

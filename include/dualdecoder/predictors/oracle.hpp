@@ -37,7 +37,11 @@ class SelectionRecorder final : public RetrievalPredictor {
   /// `trace` must outlive the recorder.
   SelectionRecorder(std::unique_ptr<RetrievalPredictor> inner, SelectionTrace& trace) : inner_(std::move(inner)), trace_(trace) {}
 
-  PredictorTraits traits() const noexcept override { return inner_->traits(); }
+  PredictorTraits traits() const noexcept override {
+    PredictorTraits traits = inner_->traits();
+    traits.reads_back = true;
+    return traits;
+  }
   RowMode first_mode() const noexcept override { return inner_->first_mode(); }
   void predict(Layer layer, const StepView& view, const Selection& by_row, const Selection& ahead, Prediction& prediction,
                StepKernels& kernels, StreamRef stream) override {
@@ -72,7 +76,7 @@ class Oracle final : public RetrievalPredictor {
   /// `trace` must outlive the oracle.
   explicit Oracle(const SelectionTrace& trace) : trace_(trace) {}
 
-  PredictorTraits traits() const noexcept override { return {.name = "oracle", .rows_per_sequence = 1}; }
+  PredictorTraits traits() const noexcept override { return {.name = "oracle", .rows_per_sequence = 1, .reads_back = true}; }
   RowMode first_mode() const noexcept override { return RowMode::single; }
   void predict(Layer layer, const StepView& view, const Selection&, const Selection&, Prediction& prediction, StepKernels& kernels,
                StreamRef stream) override {
