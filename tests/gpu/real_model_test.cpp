@@ -1,0 +1,220 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+//
+// SmolLM2 and Qwen2.5-Coder on the device. Logits are compared with those of the transformers library in f32, teacher-forced on its greedy
+// tokens (tests/data/golden_*.json, scripts/make_golden.py); the invariants of sparse decoding are held bit for bit by the recorded passes.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dualdecoder/cuda/backend.hpp"
+#include "dualdecoder/decode_session.hpp"
+#include "dualdecoder/load_weights.hpp"
+#include "tests/gpu/check.hpp"
+
+namespace dualdecoder::test {
+namespace {
+
+/// bf16 weights and activations against f32 ones: 2^-9 a rounding, a dozen roundings a layer over 24 to 30 layers, on logits of up to 30.
+/// The largest difference seen is 0.31.
+constexpr double kLogitBound = 0.6;
+
+std::filesystem::path folder_of(const char* variable, const char* otherwise) {
+  const char* folder = std::getenv(variable);
+  return folder != nullptr ? folder : otherwise;
+}
+
+struct Model {
+  std::shared_ptr<Backend> backend;
+  std::shared_ptr<const ModelWeights> weights;
+};
+
+void check_golden(const Model& model, const nlohmann::json& golden, const nlohmann::json& test_case) {
+  const auto prompt = test_case["prompt"].get<std::vector<Token>>();
+  const auto tokens = test_case["tokens"].get<std::vector<Token>>();
+  const auto probes = golden["probe_ids"].get<std::vector<std::size_t>>();
+  SessionOptions options;
+  options.max_context = static_cast<int>(prompt.size() + tokens.size());
+  options.store = StoreKind::full;
+  options.predictor = PredictorKind::none;
+  auto session = make_session(model.backend, model.weights, options);
+  double largest = 0.0;
+  double sum_of_squares = 0.0;
+  int compared = 0;
+  int decided = 0;
+  std::size_t step = 0;
+  AddOptions add;
+  add.forced = tokens;
+  add.on_logits = [&](std::span<const float> logits) {
+    const auto& want = test_case["steps"][step];
+    const auto compare = [&](std::size_t id, double value) {
+      const double difference = std::fabs(static_cast<double>(logits[id]) - value);
+      largest = std::max(largest, difference);
+      sum_of_squares += difference * difference;
+      ++compared;
+    };
+    for (std::size_t i = 0; i < probes.size(); ++i) compare(probes[i], want["probes"][i].get<double>());
+    for (std::size_t i = 0; i < want["top_ids"].size(); ++i) {
+      compare(want["top_ids"][i].get<std::size_t>(), want["top_logits"][i].get<double>());
+    }
+    if (want["top_logits"][0].get<double>() - want["top_logits"][1].get<double>() > 2 * kLogitBound) {
+      ++decided;
+      const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      DUALDECODER_EXPECT(best == tokens[step], "step %zu: the likeliest token is %td, not %d", step, best, tokens[step]);
+    }
+    ++step;
+  };
+  session.add(prompt, add);
+  while (session.active() > 0) session.step();
+  std::printf("prompt of %zu tokens: logits differ by at most %.3f, root mean square %.4f; %d of %zu steps decided\n", prompt.size(),
+              largest, std::sqrt(sum_of_squares / std::max(compared, 1)), decided, tokens.size());
+  DUALDECODER_EXPECT(largest < kLogitBound, "prompt of %zu tokens: a logit differs by %f", prompt.size(), largest);
+  DUALDECODER_EXPECT(step == tokens.size() && decided > 0, "prompt of %zu tokens: %zu steps", prompt.size(), step);
+}
+
+/// Greedy tokens of prompts in one batch; the later ones join after `join` steps each.
+std::vector<std::vector<Token>> tokens_of(const Model& model, SessionOptions options, const std::vector<std::vector<Token>>& prompts,
+                                          int count, int join = 0) {
+  std::size_t longest = 0;
+  for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
+  options.max_context = static_cast<int>(longest) + count;
+  options.max_sequences = static_cast<int>(prompts.size());
+  auto session = make_session(model.backend, model.weights, options);
+  std::vector<SequenceId> ids;
+  std::vector<std::vector<Token>> tokens(prompts.size());
+  std::size_t added = 0;
+  for (int step = 0; added < prompts.size() || session.active() > 0; ++step) {
+    while (added < prompts.size() && step >= join * static_cast<int>(added)) {
+      ids.push_back(session.add(prompts[added++], {.max_new_tokens = count}));
+    }
+    for (const TokenEvent& event : session.step().tokens) {
+      const auto place = static_cast<std::size_t>(std::find(ids.begin(), ids.end(), event.sequence) - ids.begin());
+      tokens[place].push_back(event.token);
+    }
+  }
+  return tokens;
+}
+
+/// Bits of row 0's logits, by passes that are not recorded, since the host looks at them.
+std::vector<float> logits_of(const Model& model, SessionOptions options, const std::vector<Token>& prompt, int count) {
+  options.max_context = static_cast<int>(prompt.size()) + count;
+  auto session = make_session(model.backend, model.weights, options);
+  std::vector<float> all;
+  AddOptions add;
+  add.max_new_tokens = count;
+  add.on_logits = [&](std::span<const float> logits) { all.insert(all.end(), logits.begin(), logits.end()); };
+  session.add(prompt, add);
+  while (session.active() > 0) session.step();
+  return all;
+}
+
+void check_invariants(const Model& model, const std::vector<Token>& prompt) {
+  constexpr int kCount = 40;
+  SessionOptions base;
+  base.budget_tokens = 256;
+  base.resync = Resync::always;
+  base.slots_per_budget = 2.0F;
+
+  SessionOptions wait = base;
+  wait.miss_policy = MissPolicy::wait;
+  const std::vector<float> reference = logits_of(model, wait, prompt, kCount);
+  const auto same_as_wait = [&](const char* what, auto change) {
+    SessionOptions changed = wait;
+    change(changed);
+    DUALDECODER_EXPECT(logits_of(model, changed, prompt, kCount) == reference, "wait: the bits change with %s", what);
+  };
+  same_as_wait("the predictor", [](SessionOptions& o) { o.predictor = PredictorKind::published_dual_row; });
+  same_as_wait("the slots", [](SessionOptions& o) { o.slots_per_budget = 8.0F; });
+  same_as_wait("ping-pong buffers", [](SessionOptions& o) { o.store = StoreKind::ping_pong; });
+  same_as_wait("a slow link", [](SessionOptions& o) { o.link_bytes_per_second = 2e9; });
+  same_as_wait("a single lane", [](SessionOptions& o) { o.single_lane = true; });
+
+  SessionOptions estimate = base;
+  estimate.miss_policy = MissPolicy::estimate;
+  const std::vector<float> estimated = logits_of(model, estimate, prompt, kCount);
+  for (double rate : {25e9, 12e9, 1e9}) {
+    SessionOptions slow = estimate;
+    slow.link_bytes_per_second = rate;
+    DUALDECODER_EXPECT(logits_of(model, slow, prompt, kCount) == estimated, "estimate: the bits change at %g bytes a second", rate);
+  }
+  DUALDECODER_EXPECT(logits_of(model, estimate, prompt, kCount) == estimated, "estimate: two runs differ");
+
+  // budget >= context: full attention within rounding
+  SessionOptions whole = wait;
+  whole.budget_tokens = 8192;
+  SessionOptions full;
+  full.store = StoreKind::full;
+  full.predictor = PredictorKind::none;
+  const std::vector<float> dense = logits_of(model, full, prompt, 2);
+  const std::vector<float> all = logits_of(model, whole, prompt, 2);
+  double largest = 0.0;
+  for (std::size_t i = 0; i < dense.size(); ++i) largest = std::max(largest, std::fabs(static_cast<double>(dense[i] - all[i])));
+  std::printf("a budget of the whole context: logits differ from full attention by at most %.4f\n", largest);
+  DUALDECODER_EXPECT(dense.size() == all.size() && largest < kLogitBound / 2, "budget >= context: a logit differs by %f", largest);
+
+  // recorded passes choose the tokens of plain ones, alone and with others that join
+  const std::vector<std::vector<Token>> alone = tokens_of(model, estimate, {prompt}, kCount);
+  std::vector<Token> plain;
+  const std::size_t vocabulary = estimated.size() / kCount;
+  for (int step = 0; step < kCount; ++step) {
+    const auto begin = estimated.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(step) * vocabulary);
+    plain.push_back(static_cast<Token>(std::max_element(begin, begin + static_cast<std::ptrdiff_t>(vocabulary)) - begin));
+  }
+  DUALDECODER_EXPECT(alone.front() == plain, "recorded passes choose other tokens than plain ones");
+  const std::vector<Token> shorter(prompt.begin() + 100, prompt.end());
+  const std::vector<Token> shortest(prompt.begin() + 900, prompt.end());
+  const auto together = tokens_of(model, estimate, {prompt, shorter, shortest}, kCount, 5);
+  const auto second = tokens_of(model, estimate, {shorter}, kCount).front();
+  int equal = 0;
+  for (int i = 0; i < kCount; ++i) equal += together[1][static_cast<std::size_t>(i)] == second[static_cast<std::size_t>(i)] ? 1 : 0;
+  std::printf("in a batch that grows %d of %d tokens are those of running alone\n", equal, kCount);
+  DUALDECODER_EXPECT(together[0].size() == kCount && together[2].size() == kCount, "a sequence of the batch ended early");
+}
+
+void check_model(const Model& model, const char* data, bool invariants) {
+  std::ifstream in(folder_of("DUALDECODER_TEST_DATA_DIR", DUALDECODER_TEST_DATA_DIR) / data);
+  const nlohmann::json golden = nlohmann::json::parse(in);
+  for (const auto& test_case : golden["cases"]) check_golden(model, golden, test_case);
+  if (invariants) check_invariants(model, golden["cases"].back()["prompt"].get<std::vector<Token>>());
+}
+
+int run_models() {
+  int ran = 0;
+  const struct {
+    const char* file;
+    const char* data;
+    bool invariants;
+  } models[] = {{"SmolLM2-135M-Instruct.Q4_1.gguf", "golden_smollm2.json", true},
+                {"Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf", "golden_qwen2.5-coder-0.5b.json", false}};
+  for (const auto& [file, data, invariants] : models) {
+    const auto path = folder_of("DUALDECODER_MODELS", DUALDECODER_MODEL_DIR) / file;
+    if (!std::filesystem::exists(path)) {
+      std::printf("no %s: scripts/get-model.sh fetches it\n", file);
+      continue;
+    }
+    Model model{cuda::make_cuda_backend(), nullptr};
+    model.weights = load_weights(path, *model.backend);
+    std::printf("%s\n", file);
+    check_model(model, data, invariants);
+    ++ran;
+  }
+  return ran;
+}
+
+}  // namespace
+}  // namespace dualdecoder::test
+
+int main() try {
+  if (dualdecoder::cuda::device_count() == 0) return std::printf("SKIPPED: no CUDA device\n"), 77;
+  if (dualdecoder::test::run_models() == 0) return std::printf("SKIPPED: no model\n"), 77;
+  if (dualdecoder::test::failures > 0) return std::printf("%d failures\n", dualdecoder::test::failures), 1;
+  return std::printf("all as expected\n"), 0;
+} catch (const std::exception& error) {
+  return std::printf("%s\n", error.what()), 1;
+}
