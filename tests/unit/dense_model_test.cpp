@@ -20,43 +20,19 @@
 #include "src/simd/dense_simd.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/expect_error.hpp"
+#include "tests/unit/kernel_fixture.hpp"
 #include "tests/unit/test_backend.hpp"
 
 namespace dualdecoder::cpu {
 namespace {
 
+using test::Bf16;
+using test::instruction_sets;
+using test::normal;
+
 const StreamRef kStream = static_cast<CUstream_st*>(nullptr);
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
-
-std::vector<Isa> instruction_sets() {
-  std::vector<Isa> sets{Isa::baseline};
-  if (detected_isa() >= Isa::avx2) sets.push_back(Isa::avx2);
-  if (detected_isa() >= Isa::avx512) sets.push_back(Isa::avx512);
-  return sets;
-}
-
-std::vector<float> normal(std::size_t count, std::uint64_t seed) {
-  testing::Random random(seed);
-  std::vector<float> values(count);
-  for (float& value : values) value = random.normal();
-  return values;
-}
-
-/// Values rounded to bf16 by cutting, as bits and as the floats that the bits mean.
-struct Bf16 {
-  explicit Bf16(std::vector<float> source) : values(std::move(source)), bits(values.size()) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      std::uint32_t word = 0;
-      std::memcpy(&word, &values[i], sizeof word);
-      bits[i] = static_cast<std::uint16_t>(word >> 16U);
-      word &= 0xFFFF0000U;
-      std::memcpy(&values[i], &word, sizeof word);
-    }
-  }
-  std::vector<float> values;
-  std::vector<std::uint16_t> bits;
-};
 
 /// Memory at 64 bytes, as the kernels' scratch needs.
 struct Scratch {
