@@ -32,6 +32,10 @@ constexpr std::chrono::microseconds kSpin{100};
 constexpr std::chrono::microseconds kGather{200};
 // Waking a thread costs about what copying this much does. Urgent loads are waited for at once, and whoever waits for less copies it alone.
 constexpr std::size_t kWakeBytes = 64 * 1024;
+// Other lanes have a whole step's time, so the thread of an unthrottled link wakes once, lets what a step submits layer by layer gather
+// this long or up to this size, and does not take a core from the compute threads thirty times a step.
+constexpr std::chrono::milliseconds kLinger{4};
+constexpr std::size_t kLingerBytes = 1024 * 1024;
 
 void sleep_until(Time time) {
   if (time - Clock::now() > kSpin) std::this_thread::sleep_until(time - kSpin);
@@ -71,8 +75,9 @@ class ThreadedScheduler final : public TransferScheduler {
         throw OutOfMemory("a transfer queue", static_cast<std::size_t>(count) * sizeof(TransferItem), 0);
       }
       in_flight = queue_.bytes_in_flight();
-      wake = idle_ && (lane != Lane::urgent || in_flight >= kWakeBytes);
-      if (wake) idle_ = false;
+      const bool enough = in_flight >= (lane == Lane::urgent ? kWakeBytes : kLingerBytes);
+      wake = (idle_ && (lane != Lane::urgent || enough)) || (lingering_ && enough);
+      if (wake) idle_ = lingering_ = false;
     }
     if (wake) work_.notify_one();
     if (trace_ != nullptr) trace_->counter("bytes in flight", now, static_cast<double>(in_flight));
@@ -126,6 +131,11 @@ class ThreadedScheduler final : public TransferScheduler {
         (blocked ? blocked_ : idle_) = true;
         work_.wait(lock, [&] { return stopping_ || !(blocked ? blocked_ : idle_); });
         blocked_ = idle_ = false;
+        if (!blocked && !queue_.throttled() && queue_.bytes_in_flight() < kLingerBytes) {
+          lingering_ = true;
+          work_.wait_for(lock, kLinger, [this] { return stopping_ || !lingering_; });
+          lingering_ = false;
+        }
       }
     }
   }
@@ -203,6 +213,7 @@ class ThreadedScheduler final : public TransferScheduler {
   std::array<std::vector<std::exception_ptr>, kLaneCount> errors_;  // [lanes][layers]
   LinkQueue::Batch waiting_batch_;                                  // of the compute thread
   bool idle_ = false;                                               // the link's thread sleeps until there is work
+  bool lingering_ = false;                                          // or until enough of it has gathered
   bool blocked_ = false;                                            // or until the compute thread has finished its batch
   bool waiting_ = false;                                            // the compute thread sleeps until something arrives
   bool stopping_ = false;
