@@ -69,9 +69,22 @@ __device__ bool pass_link(const GatherPace& pace, unsigned bytes) {
   return true;
 }
 
+__device__ void note_span(SpanRing& ring, unsigned long long begin, unsigned long long end, int lane, int layer) {
+  const unsigned number = atomicAdd(&ring.written, 1U);
+  SpanRing::Span& span = ring.spans[number % SpanRing::kSpans];
+  span.number = 0;
+  __threadfence();
+  span.begin_ns = begin;
+  span.end_ns = end;
+  span.lane = lane;
+  span.layer = layer;
+  __threadfence();
+  span.number = number + 1;
+}
+
 template <bool kPaced>
-__global__ void __launch_bounds__(kThreads)
-    gather(const TransferItem* __restrict__ items, const int* __restrict__ count, int capacity, LaneState* lane_state, GatherPace pace) {
+__global__ void __launch_bounds__(kThreads) gather(const TransferItem* __restrict__ items, const int* __restrict__ count, int capacity,
+                                                   LaneState* lane_state, GatherPace pace, GatherLabel label) {
   __shared__ unsigned long long block_bytes;
   const int n = min(max(*count, 0), capacity);
   if (n == 0) return;
@@ -106,7 +119,10 @@ __global__ void __launch_bounds__(kThreads)
   if (atomicAdd(&lane_state->arrived, 1U) + 1 < gridDim.x) return;
   lane_state->arrived = 0;  // the last block of this gather; the next one starts after it
   lane_state->moved_items += static_cast<unsigned long long>(n);
-  lane_state->busy_ns += now_ns() - atomicExch(&lane_state->begin_ns, ~0ULL);
+  const unsigned long long begin = atomicExch(&lane_state->begin_ns, ~0ULL);
+  const unsigned long long end = now_ns();
+  lane_state->busy_ns += end - begin;
+  if (label.ring != nullptr) note_span(*label.ring, begin, end, label.lane, label.layer);
 }
 
 __global__ void begin_link(LinkState* link) { link->epoch_ns = now_ns(); }
@@ -118,18 +134,20 @@ __global__ void __launch_bounds__(256) copy_list(TransferList from, TransferList
   for (int at = thread; at < n; at += static_cast<int>(gridDim.x * blockDim.x)) to.items[at] = from.items[at];
 }
 
+__global__ void read_timer(unsigned long long* time_ns) { *time_ns = now_ns(); }
 __global__ void stall_begin(LaneState* lane) { lane->wait_begin_ns = now_ns(); }
 __global__ void stall_end(LaneState* lane) { lane->stalled_ns += now_ns() - lane->wait_begin_ns; }
 
 }  // namespace
 
-cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks, const GatherPace& pace, StreamRef stream) {
+cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks, const GatherPace& pace, StreamRef stream,
+                          const GatherLabel& label) {
   if (list.count == nullptr || list.capacity <= 0) return cudaSuccess;
   const int grid = std::clamp((list.capacity + kWarps - 1) / kWarps, 1, blocks);
   if (pace.link != nullptr) {
-    gather<true><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace);
+    gather<true><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace, label);
   } else {
-    gather<false><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace);
+    gather<false><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace, label);
   }
   return cudaGetLastError();
 }
@@ -147,6 +165,11 @@ cudaError_t launch_begin_link(LinkState* link, StreamRef stream) {
 cudaError_t launch_snapshot(const TransferList& list, const TransferList& snapshot, StreamRef stream) {
   const int grid = std::clamp((list.capacity + 255) / 256, 1, 64);
   copy_list<<<grid, 256, 0, stream.get()>>>(list, snapshot);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_read_timer(unsigned long long* time_ns, StreamRef stream) {
+  read_timer<<<1, 1, 0, stream.get()>>>(time_ns);
   return cudaGetLastError();
 }
 

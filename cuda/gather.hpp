@@ -33,9 +33,31 @@ struct GatherPace {
   unsigned long long latency_ticks = 0;  // of each item
 };
 
+/// When gathers ran, the newest ones, in device memory.
+struct SpanRing {
+  static constexpr unsigned kSpans = 1024;
+  struct Span {
+    unsigned long long begin_ns = 0;
+    unsigned long long end_ns = 0;
+    int lane = 0;
+    int layer = 0;
+    unsigned int number = 0;  // of the span plus 1, written last
+  };
+  unsigned int written = 0;
+  Span spans[kSpans];  // span i at i % kSpans
+};
+
+/// What a gather says about itself in a ring; nothing without one.
+struct GatherLabel {
+  SpanRing* ring = nullptr;
+  int lane = 0;
+  int layer = 0;
+};
+
 /// Enqueues a kernel of at most `blocks` blocks that moves the items of a list in device memory, a warp for an item; either end of an item
 /// may be host memory that the device reaches. Fast where both ends are multiples of 16. Counts in `lane`.
-cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks, const GatherPace& pace, StreamRef stream);
+cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks, const GatherPace& pace, StreamRef stream,
+                          const GatherLabel& label = {});
 
 /// Whether this build holds code that the current device runs; cudaErrorNoKernelImageForDevice if not.
 cudaError_t find_gather();
@@ -45,6 +67,9 @@ cudaError_t launch_begin_link(LinkState* link, StreamRef stream);
 
 /// Enqueues a copy of the list into `snapshot`, whose capacity is at least the list's.
 cudaError_t launch_snapshot(const TransferList& list, const TransferList& snapshot, StreamRef stream);
+
+/// Enqueues the writing of the device's global timer to device memory.
+cudaError_t launch_read_timer(unsigned long long* time_ns, StreamRef stream);
 
 /// Enqueues the marks between which a stream stood still for `lane`.
 cudaError_t launch_stall_begin(LaneState* lane, StreamRef stream);

@@ -11,6 +11,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/gather.hpp"
+#include "cuda/lane_trace.hpp"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::cuda {
@@ -114,6 +115,7 @@ class CudaScheduler final : public TransferScheduler {
     check(cudaStreamSynchronize(resources.stream.get()), "cudaStreamSynchronize");
     for (Mark& layer : layers_) layer.create();
     for (Mark& snapshot : snapshot_read_) snapshot.create();
+    if (options.trace != nullptr) trace_.emplace(*options.trace, *resources.memory, resources.stream, reading_);
     for (Event* event : {&fork_, &join_, &other_stream_}) *event = Event::create();
   }
 
@@ -123,6 +125,7 @@ class CudaScheduler final : public TransferScheduler {
       const DeviceGuard guard(resources_.device);
       if (pace_.link != nullptr) cudaMemsetAsync(&pace_.link->stop, 1, sizeof pace_.link->stop, reading_.get());
       cudaStreamSynchronize(side_.get());
+      if (trace_) trace_->report();
       cudaGetLastError();
     } catch (...) {  // an unloading driver: nothing runs any more
     }
@@ -132,10 +135,11 @@ class CudaScheduler final : public TransferScheduler {
     require_layer(layer);
     if (list.count == nullptr || list.capacity <= 0) return;
     const DeviceGuard guard(resources_.device);
+    report_now_and_then(after);
     if (lane == Lane::prefetch) return submit_prefetch(layer, list, after);
     submitted_on_[static_cast<std::size_t>(lane)] = after;
-    if (lane == Lane::urgent && options_.single_lane) return queue_behind_prefetch(list, after);
-    gather(lane, list, resources_.urgent_blocks, after);
+    if (lane == Lane::urgent && options_.single_lane) return queue_behind_prefetch(layer, list, after);
+    gather(lane, layer, list, resources_.urgent_blocks, after);
   }
 
   void wait(Lane lane, Layer layer, StreamRef stream) override {
@@ -183,6 +187,7 @@ class CudaScheduler final : public TransferScheduler {
     LaneState state;
     check(cudaMemcpyAsync(&state, lane_state(lane), sizeof state, cudaMemcpyDefault, reading_.get()), "cudaMemcpyAsync");
     check(cudaStreamSynchronize(reading_.get()), "cudaStreamSynchronize");
+    if (trace_) trace_->report();
     LaneStatistics statistics;
     statistics.submitted_items = state.moved_items;  // the device learns of a list when it moves it
     statistics.moved_items = state.moved_items;
@@ -199,13 +204,22 @@ class CudaScheduler final : public TransferScheduler {
   }
   LaneState* lane_state(Lane lane) const { return pieces_.state->lanes.data() + static_cast<std::size_t>(lane); }
 
-  void gather(Lane lane, const TransferList& list, int blocks, StreamRef stream) {
-    check(launch_gather(list, lane_state(lane), blocks, pace_, stream), "a gather");
+  void gather(Lane lane, Layer layer, const TransferList& list, int blocks, StreamRef stream) {
+    const GatherLabel label{trace_ ? trace_->ring() : nullptr, static_cast<int>(lane), layer};
+    check(launch_gather(list, lane_state(lane), blocks, pace_, stream, label), "a gather");
+  }
+
+  // Before the ring of spans can have come round; the reading waits, so not in a recording.
+  void report_now_and_then(StreamRef after) {
+    if (!trace_ || ++submitted_since_report_ < SpanRing::kSpans / 2 || capture_of(after) != 0) return;
+    submitted_since_report_ = 0;
+    const std::lock_guard lock(reading_mutex_);
+    trace_->report();
   }
 
   void submit_prefetch(Layer layer, const TransferList& list, StreamRef after) {
     if (after == StreamRef(side_)) {
-      gather(Lane::prefetch, list, resources_.prefetch_blocks, side_);
+      gather(Lane::prefetch, layer, list, resources_.prefetch_blocks, side_);
     } else {
       detail::require(list.capacity <= options_.max_items_per_submit, "capacity of a transfer list", list.capacity,
                       "at most max_items_per_submit");
@@ -214,15 +228,15 @@ class CudaScheduler final : public TransferScheduler {
       snapshot_read_[index].hold(after);
       check(launch_snapshot(list, snapshot, after), "the copy of a transfer list");
       side_stream(after);
-      gather(Lane::prefetch, snapshot, resources_.prefetch_blocks, side_);
+      gather(Lane::prefetch, layer, snapshot, resources_.prefetch_blocks, side_);
       snapshot_read_[index].set(side_);
     }
     layers_[static_cast<std::size_t>(layer)].set(side_);
   }
 
-  void queue_behind_prefetch(const TransferList& list, StreamRef after) {
+  void queue_behind_prefetch(Layer layer, const TransferList& list, StreamRef after) {
     side_stream(after);
-    gather(Lane::urgent, list, resources_.urgent_blocks, side_);
+    gather(Lane::urgent, layer, list, resources_.urgent_blocks, side_);
     stall(Lane::urgent, after, [&] {
       join_.record(side_);
       join_.hold(after);
@@ -271,7 +285,9 @@ class CudaScheduler final : public TransferScheduler {
   bool forked_ = false;  // since the last rejoin
   CaptureId fork_capture_ = 0;
   std::array<std::optional<StreamRef>, kLaneCount> submitted_on_;
-  mutable std::mutex reading_mutex_;
+  mutable std::optional<LaneTrace> trace_;
+  unsigned submitted_since_report_ = 0;
+  mutable std::mutex reading_mutex_;  // of reading_ and trace_->report()
 };
 
 }  // namespace

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <span>
 #include <utility>
@@ -78,6 +80,12 @@ double milliseconds(cudaStream_t stream, int rounds, F&& enqueue) {
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
   return static_cast<double>(total) / rounds;
+}
+
+/// Whether the program runs under a tool that makes it many times slower: what takes long or keeps time is then left out or cut down.
+inline bool small_run() {
+  const char* kind = std::getenv("DUALDECODER_GPU_TESTS");
+  return kind != nullptr && std::strcmp(kind, "small") == 0;
 }
 
 /// Runs `tests` where there is a device. The result is main's: 0, 1 for failures, 77 for skipped.

@@ -50,8 +50,7 @@ struct Lane {
 };
 
 /// Items of random sizes, packed into a host area and a device area with random gaps, aligned to `alignment`.
-void test_moves(cudaStream_t stream, std::size_t alignment, bool to_device, int blocks, int count, Random& random) {
-  PinnedPool pool({.address_bytes = std::size_t{1} << 31U});
+void test_moves(cudaStream_t stream, std::size_t alignment, bool to_device, int blocks, int count, PinnedPool& pool, Random& random) {
   std::vector<std::size_t> host_at;
   std::vector<std::size_t> device_at;
   std::vector<std::uint32_t> sizes;
@@ -199,15 +198,16 @@ int main(int argc, char** argv) {
   return test::run_on_device([&] {
     const auto stream = dualdecoder::cuda::Stream::create();
     if (argc > 1 && std::string(argv[1]) == "--bench") return test::bench(stream.get());
+    dualdecoder::cuda::PinnedPool pool({.address_bytes = std::size_t{1} << 31U});
     dualdecoder::testing::Random random(5);
     for (const std::size_t alignment : {std::size_t{16}, std::size_t{4}, std::size_t{1}}) {
       for (const bool to_device : {true, false}) {
         for (const int blocks : {1, 3, 16}) {
-          for (const int count : {1, 17, 700}) test::test_moves(stream.get(), alignment, to_device, blocks, count, random);
+          for (const int count : {1, 17, 700}) test::test_moves(stream.get(), alignment, to_device, blocks, count, pool, random);
         }
       }
     }
     test::test_odd_counts(stream.get());
-    test::test_pace(stream.get());
+    if (!test::small_run()) test::test_pace(stream.get());
   });
 }

@@ -122,7 +122,7 @@ void test_pinned_pieces(StreamRef stream) {
   // 64 MiB pieces, so that 200 MiB straddle at least three of them
   PinnedPool pool({.piece_bytes = 64 * kMiB, .address_bytes = 4 * kGiB});
   CountingResource counting(pool);
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, 200 * kMiB, 65 * kMiB + 4}) {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, small_run() ? 70 * kMiB : 200 * kMiB, 65 * kMiB + 4}) {
     const Buffer buffer(counting, bytes, stream);
     auto* const words = reinterpret_cast<std::uint32_t*>(buffer.data());
     if (bytes < 4) continue;
@@ -151,7 +151,7 @@ void test_pinned_reuse(StreamRef stream) {
   PinnedPool pool({.piece_bytes = 64 * kMiB, .address_bytes = 2 * kGiB});
   testing::Random random(4);
   std::vector<Buffer> buffers;
-  for (int round = 0; round < 500; ++round) {
+  for (int round = 0; round < (small_run() ? 60 : 500); ++round) {
     if (buffers.size() > 8 || (!buffers.empty() && random.chance(0.45))) {
       buffers.erase(buffers.begin() + random.below(static_cast<int>(buffers.size())));
       continue;
@@ -226,7 +226,7 @@ void test_threads(StreamRef) {
         cuda::check(cudaSetDevice(0), "cudaSetDevice");
         const Stream own = Stream::create();
         testing::Random random(static_cast<std::uint64_t>(t));
-        for (int round = 0; round < 50; ++round) {
+        for (int round = 0; round < (small_run() ? 5 : 50); ++round) {
           const std::size_t words = static_cast<std::size_t>(1000 + random.below(2 << 20));
           const Buffer pinned(pool, words * 4, own);
           const Buffer there(device, words * 4, own);
