@@ -2,8 +2,10 @@
 //
 // The listings of docs/operating.md.
 #include <cstddef>
+#include <dualdecoder/cuda/backend.hpp>
 #include <dualdecoder/decode_session.hpp>
 #include <dualdecoder/load_weights.hpp>
+#include <dualdecoder/log.hpp>
 #include <memory>
 
 namespace listings {
@@ -14,6 +16,19 @@ std::size_t planned(const std::shared_ptr<dualdecoder::Backend>& backend, const 
   const auto plan = dualdecoder::memory_plan(*backend, config, options);
   //! [plan]
   return plan.device_bytes();
+}
+
+void show_progress(std::size_t done, std::size_t total);
+
+std::shared_ptr<dualdecoder::Backend> cuda_backend(dualdecoder::LogSink& log) {
+  //! [cuda]
+  dualdecoder::cuda::BackendOptions options;
+  options.reserve_pinned_bytes = std::size_t{96} << 30U;  // pinned in the background while weights load
+  options.on_pinned = [](std::size_t done, std::size_t total) { show_progress(done, total); };
+  options.log = &log;
+  const auto backend = dualdecoder::cuda::make_cuda_backend(options);
+  //! [cuda]
+  return backend;
 }
 
 }  // namespace listings
