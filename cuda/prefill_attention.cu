@@ -58,10 +58,7 @@ __device__ void load_rows(std::uint32_t target, const float* head, std::size_t s
       words[2] = pack_bf16(high.x, high.y);
       words[3] = pack_bf16(high.z, high.w);
     }
-    asm volatile(
-        "st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(target + static_cast<std::uint32_t>(row * Shape<kDim>::kStride + piece * 16)),
-        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-        : "memory");
+    store_shared(target + static_cast<std::uint32_t>(row * Shape<kDim>::kStride + piece * 16), words);
   }
 }
 

@@ -23,6 +23,11 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
 }
 
+__device__ inline void store_shared(std::uint32_t target, const std::uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(target), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 /// Four 8x8 matrices of bf16; lane l names row l % 8 of matrix l / 8.
 __device__ inline void load_matrices(std::uint32_t (&fragment)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
