@@ -59,10 +59,6 @@ StoreLayout layout_of(const StoreOptions& options) {
   return layout;
 }
 
-void check_type(const ConstTensor& tensor, const char* field) {
-  dualdecoder::detail::require(tensor.type == DataType::f32 || tensor.type == DataType::bf16, field, name_of(tensor.type), "f32 or bf16");
-}
-
 }  // namespace
 
 void ChunkStore::carve(StoreLayout& layout, Extras& extras, Carver& carver) {
@@ -172,12 +168,12 @@ void ChunkStore::keep_queries(Layer layer, int slot, const ConstTensor& queries,
 void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor last_queries, StreamRef stream) {
   const auto tokens = static_cast<int>(block.keys.dim(0));
   const int first = table_.check_append(layer, slot, tokens);
-  check_type(block.keys, "keys");
-  check_type(block.values, "values");
+  check_rows(block.keys, "keys");
+  check_rows(block.values, "values");
   const DeviceGuard guard(resources_.ordinal);
   append_tokens(layout_, layer, slot, first, tokens, rows_in(block.keys), rows_in(block.values), stream.get());
   if (last_queries) {
-    check_type(last_queries, "last_queries");
+    check_rows(last_queries, "last_queries");
     keep_queries(layer, slot, last_queries, stream);
   }
   table_.append(layer, slot, tokens);
@@ -212,7 +208,7 @@ void ChunkStore::seal(int slot, StreamRef stream) {
 }
 
 void ChunkStore::select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) {
-  check_type(queries, "queries");
+  check_rows(queries, "queries");
   const DeviceGuard guard(resources_.ordinal);
   score_summaries(layout_, layer, view, rows_in(queries), stream.get());
   choose_chunks(layout_, layer, view, by_row, stream.get());
@@ -226,10 +222,10 @@ void ChunkStore::resolve_needed(Layer layer, const StepView& view, const Selecti
 }
 
 void ChunkStore::attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef stream) {
-  check_type(rows.queries, "queries");
-  check_type(rows.keys, "keys");
-  check_type(rows.values, "values");
-  check_type(out, "out");
+  check_rows(rows.queries, "queries");
+  check_rows(rows.keys, "keys");
+  check_rows(rows.values, "values");
+  check_rows(out, "out");
   const DeviceGuard guard(resources_.ordinal);
   attend_chunks(layout_, layer, view, rows_in(rows.queries), rows_in(rows.keys), rows_in(rows.values), by_row, rows_out(out), stream.get());
 }

@@ -85,6 +85,8 @@ void FullStore::open(int slot, int capacity_tokens, StreamRef stream) {
 void FullStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor /*last_queries*/, StreamRef stream) {
   const auto tokens = static_cast<int>(block.keys.dim(0));
   const int first = table_.check_append(layer, slot, tokens);
+  check_rows(block.keys, "keys");
+  check_rows(block.values, "values");
   const DeviceGuard guard(resources_.ordinal);
   append_full(layout_, layer, slot, first, tokens, rows_in(block.keys), rows_in(block.values), stream.get());
   table_.append(layer, slot, tokens);
@@ -114,6 +116,10 @@ Layer FullStore::resolve_predicted(Layer layer, const StepView&, const Predictio
 }
 
 void FullStore::attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection&, Tensor out, StreamRef stream) {
+  check_rows(rows.queries, "queries");
+  check_rows(rows.keys, "keys");
+  check_rows(rows.values, "values");
+  check_rows(out, "out");
   const DeviceGuard guard(resources_.ordinal);
   attend_full(layout_, layer, view, rows_in(rows.queries), rows_in(rows.keys), rows_in(rows.values), rows_out(out), stream.get());
 }

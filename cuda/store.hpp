@@ -3,10 +3,13 @@
 
 #include <memory>
 
+#include "dualdecoder/error.hpp"
 #include "dualdecoder/kv_store.hpp"
 #include "dualdecoder/memory.hpp"
 #include "dualdecoder/store_options.hpp"
 #include "dualdecoder/stream.hpp"
+#include "dualdecoder/tensor.hpp"
+#include "dualdecoder/types.hpp"
 
 namespace dualdecoder::cuda {
 
@@ -25,5 +28,10 @@ std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const Stor
 
 /// What make_cuda_store and max_sequences sequences of max_context tokens take. Needs no device. Throws InvalidArgument naming the option.
 MemoryPlan cuda_store_plan(const StoreOptions& options);
+
+/// Throws InvalidArgument where kernels do not read or write the type.
+inline void check_rows(const ConstTensor& rows, const char* field) {
+  dualdecoder::detail::require(rows.type == DataType::f32 || rows.type == DataType::bf16, field, name_of(rows.type), "f32 or bf16");
+}
 
 }  // namespace dualdecoder::cuda

@@ -19,8 +19,8 @@
 #include "dualdecoder/cuda/backend.hpp"
 #include "dualdecoder/testing/counting_resource.hpp"
 #include "dualdecoder/testing/store_conformance.hpp"
-#include "src/summary.hpp"
 #include "tests/gpu/check.hpp"
+#include "tests/gpu/store_reference.hpp"
 
 namespace dualdecoder::test {
 namespace {
@@ -31,11 +31,8 @@ using testing::StoreSubject;
 using testing::Story;
 using testing::detail::StoreBench;
 
-constexpr double kRankBound = 2e-4;  // the device scores queries of 15 bits
-constexpr double kOutBound = 2e-2;   // attention on the device takes weights and queries in bf16; values are of variance 1
+constexpr double kOutBound = 2e-2;  // attention on the device takes weights and queries in bf16; values are of variance 1
 constexpr double kBiasBound = 1e-3;
-constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
 struct Shape {
   StoreKind kind;
   int chunk;
@@ -74,148 +71,6 @@ StoreOptions options_of(const Shape& shape) {
   options.miss_policy = shape.policy;
   return options;
 }
-
-/// One KV head of one layer of a story of `tokens` tokens: chunk-heads as the stores keep them, summaries by the CPU store's function, and
-/// the formulas in double precision.
-class Reference {
- public:
-  Reference(const StoreOptions& options, const Story& story, Layer layer, int kv_head, int tokens)
-      : options_(options), story_(story), layer_(layer), kv_head_(kv_head), chunk_(options.selection.chunk_tokens) {
-    const std::size_t dim = at(options.head_dim);
-    const std::size_t part = at(chunk_) * dim;
-    chunks_.resize(at((tokens + chunk_ - 1) / chunk_), std::vector<std::uint16_t>(2 * part));
-    for (int t = 0; t < tokens; ++t) {
-      std::vector<float> row[2];
-      story.append(row[0], Story::Part::key, layer, t, options.kv_heads * options.head_dim);
-      story.append(row[1], Story::Part::value, layer, t, options.kv_heads * options.head_dim);
-      for (std::size_t half = 0; half < 2; ++half) {
-        cpu::write_elements(row[half].data() + at(kv_head) * dim, dim, chunks_[at(t / chunk_)].data(), half * part + at(t % chunk_) * dim,
-                            true);
-      }
-    }
-    for (const auto& chunk : chunks_) {
-      Quantised q{std::vector<std::int8_t>(dim), 0.0F, std::vector<std::uint8_t>(dim / 2), 0.0F};
-      std::vector<float> mean(dim);
-      cpu::summarise(chunk.data(), {at(chunk_), dim, true}, mean.data(), {q.keys.data(), &q.key_scale, q.values.data(), &q.value_scale});
-      summaries_.push_back(std::move(q));
-    }
-  }
-
-  struct Quantised {
-    std::vector<std::int8_t> keys;
-    float key_scale;
-    std::vector<std::uint8_t> values;
-    float value_scale;
-    int value_level(int d) const {
-      const int half = static_cast<int>(values.size());
-      return d < half ? values[at(d)] & 15 : values[at(d - half)] >> 4;
-    }
-  };
-  const Quantised& summary(int chunk) const { return summaries_[at(chunk)]; }
-  const std::vector<std::uint16_t>& chunk_head(int chunk) const { return chunks_[at(chunk)]; }
-
-  int begin() const { return (options_.selection.sink_tokens + chunk_ - 1) / chunk_; }
-  int end(int length) const { return std::max(begin(), (length - options_.selection.local_tokens) / chunk_); }
-
-  /// Largest log share over the group, for each choosable chunk.
-  std::vector<double> ranks(const std::vector<float>& queries, int length) const {
-    std::vector<double> rank(at(end(length) - begin()), -HUGE_VAL);
-    for (int g = 0; g < group(); ++g) {
-      const std::vector<double> scores = estimates(queries, g, length);
-      double sum = 0;
-      for (const double score : scores) sum += std::exp(score);
-      for (std::size_t c = 0; c < scores.size(); ++c) rank[c] = std::max(rank[c], scores[c] - std::log(sum));
-    }
-    return rank;
-  }
-  std::vector<int> choose(const std::vector<float>& queries, int length) const {
-    const std::vector<double> rank = ranks(queries, length);
-    std::vector<int> order(rank.size());
-    for (std::size_t c = 0; c < order.size(); ++c) order[c] = static_cast<int>(c);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rank[at(a)] > rank[at(b)]; });
-    order.resize(std::min(order.size(), at(options_.selection.budget_tokens / chunk_)));
-    for (int& c : order) c += begin();
-    std::sort(order.begin(), order.end());
-    return order;
-  }
-  /// Whether these are the chunks with the best ranks, but for what differs by less than the bound.
-  bool is_choice(const std::vector<int>& chosen, const std::vector<float>& queries, int length) const {
-    const std::vector<double> rank = ranks(queries, length);
-    if (chosen.size() != std::min(rank.size(), at(options_.selection.budget_tokens / chunk_))) return false;
-    double worst_in = HUGE_VAL;
-    double best_out = -HUGE_VAL;
-    for (std::size_t c = 0; c < rank.size(); ++c) {
-      const bool in = std::binary_search(chosen.begin(), chosen.end(), begin() + static_cast<int>(c));
-      if (in) worst_in = std::min(worst_in, rank[c]);
-      if (!in) best_out = std::max(best_out, rank[c]);
-    }
-    return worst_in >= best_out - kRankBound;
-  }
-
-  /// docs/concepts.md, "Tail estimate" over the newest prompt queries that see every choosable chunk.
-  std::vector<double> biases(int length) const {
-    std::vector<double> bias(at(group()), 0.0);
-    int used = 0;
-    for (int position = std::max(0, length - KvStore::kCalibrationQueries); position < length; ++position) {
-      if (position < end(length) * chunk_ - 1) continue;
-      const std::vector<float> query = queries(story_, position);
-      const std::vector<int> chosen = choose(query, length);
-      if (static_cast<int>(chosen.size()) == end(length) - begin()) return bias;
-      for (int g = 0; g < group(); ++g) {
-        const std::vector<double> scores = estimates(query, g, length);
-        double exact = 0;
-        double estimated = 0;
-        for (int c = begin(); c < end(length); ++c) {
-          if (std::binary_search(chosen.begin(), chosen.end(), c)) continue;
-          estimated += chunk_ * std::exp(scores[at(c - begin())]);
-          for (int t = 0; t < chunk_; ++t) exact += std::exp(key_score(query, g, c, t));
-        }
-        bias[at(g)] += std::clamp(std::log(exact / estimated), -3.0, 6.0);
-      }
-      ++used;
-    }
-    for (double& b : bias) b /= used > 0 ? used : 1;
-    return bias;
-  }
-
-  /// [group, dim] of this KV head.
-  std::vector<float> queries(const Story& story, int position) const {
-    std::vector<float> all;
-    story.append(all, Story::Part::query, layer_, position, options_.heads * options_.head_dim);
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(kv_head_ * group() * options_.head_dim);
-    return {first, first + static_cast<std::ptrdiff_t>(group() * options_.head_dim)};
-  }
-
- private:
-  int group() const { return options_.heads / options_.kv_heads; }
-  std::vector<double> estimates(const std::vector<float>& queries, int g, int length) const {
-    std::vector<double> scores;
-    for (int c = begin(); c < end(length); ++c) {
-      double dot = 0;
-      for (int d = 0; d < options_.head_dim; ++d) {
-        dot += static_cast<double>(queries[at(g * options_.head_dim + d)]) * summaries_[at(c)].keys[at(d)];
-      }
-      scores.push_back(dot * static_cast<double>(summaries_[at(c)].key_scale) / std::sqrt(options_.head_dim));
-    }
-    return scores;
-  }
-  double key_score(const std::vector<float>& queries, int g, int c, int t) const {
-    double dot = 0;
-    for (int d = 0; d < options_.head_dim; ++d) {
-      dot += static_cast<double>(queries[at(g * options_.head_dim + d)]) *
-             static_cast<double>(cpu::element(chunks_[at(c)].data(), at(t * options_.head_dim + d), true));
-    }
-    return dot / std::sqrt(options_.head_dim);
-  }
-
-  StoreOptions options_;
-  Story story_;
-  Layer layer_;
-  int kv_head_;
-  int chunk_;
-  std::vector<std::vector<std::uint16_t>> chunks_;
-  std::vector<Quantised> summaries_;
-};
 
 StoreSubject subject_of(Backend& backend, StoreKind kind, int head_dim) {
   return {[&backend](const StoreOptions& options) { return backend.make_store(options); },
