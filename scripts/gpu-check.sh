@@ -8,7 +8,9 @@ set -euo pipefail
 usage() {
   cat <<'TEXT'
 usage: scripts/gpu-check.sh [--out DIR] [--stages LIST] [--tests LIST] [--tools LIST] [--jobs N] [--limit SECONDS] [BUILD]
-  BUILD      a build folder with the GPU tests; default: builds preset cuda in build/cuda
+       scripts/gpu-check.sh --pack FILE.tar.xz BUILD
+  BUILD      a build folder with the GPU tests, or what --pack made of one; default: builds preset cuda in build/cuda
+  --pack     packs the programs of BUILD (tests/gpu, bin), stripped, for a machine without compilers
   --out      where logs and JSON go; default: build/gpu-check
   --stages   of tests, sanitizer, bench, comma-separated; default: all
   --tests    names without gpu_ and _test, comma-separated; default: all that the folder has
@@ -28,10 +30,11 @@ tools=memcheck,racecheck,initcheck,synccheck
 jobs=4
 limit=300
 build=
+pack=
 while (($#)); do
   case $1 in
     -h | --help) usage; exit 0 ;;
-    --out | --stages | --tests | --tools | --jobs | --limit)
+    --pack | --out | --stages | --tests | --tools | --jobs | --limit)
       (($# >= 2)) || { usage >&2; exit 2; }
       declare "${1#--}=$2"
       shift 2
@@ -41,15 +44,36 @@ while (($#)); do
   esac
 done
 
+if [[ -n $pack ]]; then
+  [[ -d $build/tests/gpu ]] || { usage >&2; exit 2; }
+  stage=$(mktemp -d)
+  trap 'rm -rf "$stage"' EXIT
+  for program in "$build"/tests/gpu/gpu_*_test "$build"/bin/*; do
+    [[ -f $program && -x $program ]] || continue
+    target=$stage/build/${program#"$build"/}
+    mkdir -p "${target%/*}"
+    strip -o "$target" "$program"
+  done
+  # the programs hold the same kernels: a window larger than a program finds them again
+  tar -C "$stage/build" -c . | xz -T1 --lzma2=preset=3,dict=256MiB >"$pack"
+  ls -l "$pack"
+  exit 0
+fi
+
 if [[ -z $build ]]; then
   cmake --preset cuda -S "$root" >/dev/null
   cmake --build "$root/build/cuda" --target gpu_tests
   build=$root/build/cuda
 fi
-[[ -d $build/tests/gpu ]] || { echo "gpu-check.sh: '$build' has no tests/gpu" >&2; exit 2; }
-build=$(cd "$build" && pwd)
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+if [[ -f $build ]]; then
+  mkdir -p "$out/build"
+  tar -C "$out/build" -xJf "$build"
+  build=$out/build
+fi
+[[ -d $build/tests/gpu ]] || { echo "gpu-check.sh: '$build' has no tests/gpu" >&2; exit 2; }
+build=$(cd "$build" && pwd)
 : >"$out/tests.jsonl"
 
 export DUALDECODER_MODELS=${DUALDECODER_MODELS:-$root/models}

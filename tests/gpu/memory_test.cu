@@ -3,6 +3,7 @@
 // Memory of the CUDA backend: device pool, plain device memory and pinned pool, which kernels read and write across the ends of registered
 // pieces; what happens when it runs out; nothing leaks. With --bench [GiB]: the time to pin memory, beside one cudaHostAlloc.
 #include <cuda_runtime.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +20,7 @@
 #include "cuda/memory.hpp"
 #include "cuda/pinned_pool.hpp"
 #include "dualdecoder/error.hpp"
+#include "dualdecoder/log.hpp"
 #include "dualdecoder/testing/counting_resource.hpp"
 #include "dualdecoder/testing/workplace.hpp"
 #include "tests/gpu/check.hpp"
@@ -215,6 +217,44 @@ void test_out_of_pinned_memory(StreamRef stream) {
   thrown<InvalidArgument>([] { PinnedPool odd({.piece_bytes = 1000}); });
 }
 
+class Collected final : public LogSink {
+ public:
+  void log(LogLevel level, std::string_view message) override {
+    text += (level == LogLevel::warning ? "warning: " : "") + std::string(message);
+  }
+  std::string text;
+};
+
+// A page where the pool will commit next is registered by somebody else, so that registering the pool's piece fails.
+void test_registering_fails(StreamRef stream) {
+  int reads_pageable = 0;
+  cuda::check(cudaDeviceGetAttribute(&reads_pageable, cudaDevAttrPageableMemoryAccess, 0), "cudaDeviceGetAttribute");
+  Collected log;
+  PinnedPool pool({.piece_bytes = 64 * kMiB, .log = &log});
+  const Buffer first(pool, 60 * kMiB, stream);
+  std::byte* const page = first.data() + pool.committed_bytes();  // the first buffer lies at the start of the pool
+  cuda::check(mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0 ? cudaSuccess : cudaErrorUnknown, "mprotect");
+  cuda::check(cudaHostRegister(page, 4096, cudaHostRegisterDefault), "cudaHostRegister of one page");
+  constexpr std::size_t kBytes = 150 * kMiB;
+  if (reads_pageable != 0) {
+    const Buffer pageable(pool, kBytes, stream);
+    DUALDECODER_EXPECT(log.text.find("warning: host memory stays pageable") == 0, "the log says: %s", log.text.c_str());
+    cuda::check(cudaHostUnregister(page), "cudaHostUnregister");
+    count_up<<<64, 256, 0, stream.get()>>>(reinterpret_cast<std::uint32_t*>(pageable.data()), kBytes / 4, 8);
+    cuda::check_launch("count_up");
+    DUALDECODER_EXPECT(wrong_on_device(pageable.data(), kBytes, 8, stream) == 0, "pageable memory is not usable");
+    return;
+  }
+  const std::string text = thrown<OutOfMemory>([&] { const Buffer refused(pool, kBytes, stream); });
+  DUALDECODER_EXPECT(text.find("cudaHostRegister") != std::string::npos, "the sentence is: %s", text.c_str());
+  const Buffer small(pool, kMiB, stream);  // what is pinned still serves
+  cuda::check(cudaHostUnregister(page), "cudaHostUnregister");
+  const Buffer again(pool, kBytes, stream);
+  count_up<<<64, 256, 0, stream.get()>>>(reinterpret_cast<std::uint32_t*>(again.data()), kBytes / 4, 8);
+  cuda::check_launch("count_up");
+  DUALDECODER_EXPECT(wrong_on_device(again.data(), kBytes, 8, stream) == 0, "memory is not usable after a registration that failed");
+}
+
 void test_threads(StreamRef) {
   PinnedPool pool({.piece_bytes = 64 * kMiB});
   DevicePool device(0);
@@ -298,6 +338,7 @@ int main(int argc, char** argv) {
     test::test_pinned_reuse(stream);
     test::test_reserve(stream);
     test::test_out_of_pinned_memory(stream);
+    test::test_registering_fails(stream);
     test::test_threads(stream);
   });
 }
