@@ -218,7 +218,10 @@ void ChunkStore::resolve_needed(Layer layer, const StepView& view, const Selecti
   const DeviceGuard guard(resources_.ordinal);
   needed_ = by_row;
   needed_layer_ = layer;
-  cuda::resolve_needed(layout_, layer, view, by_row, urgent, stream.get());
+  urgent_ = urgent;
+  // where nothing is loaded for it, attention does not rest on what this does to the tables: it can run beside the dense products
+  deferred_ = !layout_.swaps && !waits_for_loads(view);
+  if (!deferred_) cuda::resolve_needed(layout_, layer, view, by_row, urgent, stream.get());
 }
 
 void ChunkStore::attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef stream) {
@@ -238,6 +241,7 @@ Layer ChunkStore::resolve_predicted(Layer layer, const StepView& view, const Pre
     load_buffer(layout_, prediction.layer, ahead, view, prediction.chunks, prefetch, extras_.resolve_work, stream.get());
     return ahead % layout_.layers;
   }
+  if (std::exchange(deferred_, false)) cuda::resolve_needed(layout_, needed_layer_, view, needed_, urgent_, stream.get());
   // what row 0 had to estimate is likely to be needed again; under `wait` it had to estimate nothing
   const bool missed = !layout_.wait_policy && prediction.layer == layer && needed_layer_ == layer;
   cuda::resolve_predicted(layout_, prediction.layer, view, prediction.chunks, missed ? &needed_ : nullptr, prefetch, extras_.resolve_work,

@@ -26,6 +26,7 @@ class ChunkStore final : public KvStore {
   void seal(int slot, StreamRef stream) override;
   void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override;
   void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent, StreamRef stream) override;
+  bool waits_for_loads(const StepView& view) const noexcept override { return layout_.wait_policy || view.waits != nullptr; }
   void attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef stream) override;
   Layer resolve_predicted(Layer layer, const StepView& view, const Prediction& prediction, const TransferList& prefetch,
                           StreamRef stream) override;
@@ -77,6 +78,8 @@ class ChunkStore final : public KvStore {
   Extras extras_;
   Selection needed_;         // what resolve_needed was last given
   Layer needed_layer_ = -1;  // and for which layer
+  TransferList urgent_;      // and where to
+  bool deferred_ = false;    // its work is left to resolve_predicted
 };
 
 }  // namespace dualdecoder::cuda

@@ -23,6 +23,7 @@ class FullStore final : public KvStore {
   void append(Layer layer, int slot, const KvBlock& block, ConstTensor last_queries, StreamRef stream) override;
   void seal(int slot, StreamRef stream) override;
   void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override;
+  bool waits_for_loads(const StepView&) const noexcept override { return false; }
   void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent, StreamRef stream) override;
   void attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef stream) override;
   Layer resolve_predicted(Layer layer, const StepView& view, const Prediction& prediction, const TransferList& prefetch,

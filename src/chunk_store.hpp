@@ -34,6 +34,9 @@ class ChunkStore : public KvStore {
   void commit(const StepView& view, const TransferList& write_back, StreamRef stream) override;
   void truncate(int slot, int tokens, StreamRef stream) override;
   void close(int slot, StreamRef stream) noexcept override;
+  bool waits_for_loads(const StepView& view) const noexcept override {
+    return options_.miss_policy == MissPolicy::wait || view.waits != nullptr;
+  }
   StoreStatistics statistics() const override { return statistics_; }
 
   /// Bytes of the host tier of a sequence of `tokens`.

@@ -29,6 +29,7 @@ class ForwardingStore : public KvStore {
   void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override {
     inner_->select(layer, view, queries, by_row, stream);
   }
+  bool waits_for_loads(const StepView& view) const noexcept override { return inner_->waits_for_loads(view); }
   void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent, StreamRef stream) override {
     inner_->resolve_needed(layer, view, by_row, urgent, stream);
   }
@@ -495,8 +496,7 @@ class StepRun {
                         .rows_per_sequence = per_sequence,
                         .slot_of = pass_.slot_of,
                         .position = pass_.position,
-                        .mode = pass_.mode,
-                        .waits = pass_.waits};
+                        .mode = pass_.mode};
     StepKernels& kernels = backend_.kernels();
     kernels.lay_out(state, pass_.tokens, pass_.positions, stream_);
     dense_->embed(pass_.tokens, hidden, stream_);

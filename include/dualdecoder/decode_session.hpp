@@ -131,8 +131,10 @@ class DecodeSession {
             .slot_of = work_.slot_of,
             .position = work_.state.position,
             .mode = work_.state.mode,
-            .waits = work_.state.waits};
+            .waits = may_wait() ? work_.state.waits : nullptr};
   }
+  /// Whether a sequence may be told to wait in its next step; see Resync::automatic.
+  bool may_wait() const noexcept { return options_.resync == Resync::automatic && active_ == 1; }
   StepState state() const {
     return {.sequences = places_count_,
             .rows_per_sequence = traits_.rows_per_sequence,

@@ -63,6 +63,11 @@ class KvStore {
   virtual void seal(int slot, StreamRef stream) = 0;
   /// Chooses chunks for every live row of the pass in one read of the summaries.
   virtual void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) = 0;
+  /// False: no pass on `view` waits for a load, so resolve_needed lists none and nobody needs to ask its lane.
+  virtual bool waits_for_loads(const StepView& view) const noexcept {
+    static_cast<void>(view);
+    return true;
+  }
   /// Places row 0's chunks in slots; `urgent` receives the loads that have to be waited for (none where the miss is estimated).
   virtual void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent, StreamRef stream) = 0;
   /// Attention of every live row over sinks, window, chosen chunks, the tail estimate and the rows before it in the pass; rows' keys and

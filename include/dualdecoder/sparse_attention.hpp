@@ -113,8 +113,10 @@ class SparseAttention {
       store.select(layer + 1, view_, ahead, next, stream);
     }
     store.resolve_needed(layer, view_, by_row, urgent_, stream);
-    scheduler.submit(Lane::urgent, layer, urgent_, stream);
-    scheduler.wait(Lane::urgent, layer, stream);
+    if (store.waits_for_loads(view_)) {
+      scheduler.submit(Lane::urgent, layer, urgent_, stream);
+      scheduler.wait(Lane::urgent, layer, stream);
+    }
     store.attend(layer, view_, rows, by_row, out, stream);
     const StreamRef side = scheduler.side_stream(stream);
     Prediction prediction{.layer = layer, .this_step = false, .chunks = predicted_};

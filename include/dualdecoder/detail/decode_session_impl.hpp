@@ -272,8 +272,7 @@ inline void DecodeSession::prefill(int place, std::span<const Token> prompt) {
                      .rows_per_sequence = 1,
                      .slot_of = work_.slot_of + place,
                      .position = work_.state.position + place,
-                     .mode = work_.state.mode + place,
-                     .waits = work_.state.waits + place};
+                     .mode = work_.state.mode + place};
   dense_->sample(logits, {.step = one, .options = work_.sampling + place, .tokens = work_.tokens, .seen = work_.seen + place},
                  work_.state.sampled, stream());
   backend_->copy(mirror_.sampled, work_.state.sampled, sizeof(Token), stream());

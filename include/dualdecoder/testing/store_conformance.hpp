@@ -59,7 +59,7 @@ class StoreBench {
     const KvStore::Capacities capacities = store.capacities();
     SchedulerOptions scheduler;
     scheduler.layers = options.layers;
-    scheduler.max_items_per_submit = std::max({capacities.urgent, capacities.prefetch, capacities.write_back});
+    scheduler.max_items_per_submit = std::max({1, capacities.urgent, capacities.prefetch, capacities.write_back});
     return scheduler;
   }
 
