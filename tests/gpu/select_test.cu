@@ -51,7 +51,13 @@ Data make_data(const Case& test, const cuda::StoreLayout& layout, std::size_t li
   Data data;
   data.means.resize(lists * chunks * dim);
   data.scales.resize(lists * chunks);
-  for (auto& mean : data.means) mean = static_cast<std::int8_t>(level(random));
+  // a pool of random bytes, from another place of it for each list, since generators are slow
+  std::vector<std::int8_t> pool(3 * chunks * dim / 2);
+  for (auto& byte : pool) byte = static_cast<std::int8_t>(level(random));
+  for (std::size_t list = 0; list < lists; ++list) {
+    const std::size_t from = random() % (pool.size() - chunks * dim + 1);
+    std::copy_n(pool.data() + from, chunks * dim, data.means.data() + list * chunks * dim);
+  }
   for (auto& s : data.scales) s = scale(random);
   for (std::size_t c = 0; c < lists * chunks; ++c) {
     std::int8_t* const row = data.means.data() + c * dim;
@@ -189,17 +195,18 @@ class Checker {
       const std::size_t at = layout.list(slot, layer, kv_head) * arrays_.chunks() + static_cast<std::size_t>(c);
       const std::int8_t* const mean = data_.means.data() + at * static_cast<std::size_t>(dim);
       int sum = 0;
-      double exact = 0.0;
-      double size = 0.0;
-      for (int d = 0; d < dim; ++d) {
-        sum += fixed.levels[static_cast<std::size_t>(d)] * mean[d];
-        exact += static_cast<double>(query[d]) * mean[d];
-        size += std::abs(mean[d]);
-      }
+      for (int d = 0; d < dim; ++d) sum += fixed.levels[static_cast<std::size_t>(d)] * mean[d];
       const double scale = data_.scales[at];
       const float expected = static_cast<float>(sum) * (data_.scales[at] * fixed.scale);
       const float score = scores[static_cast<std::size_t>(c)];
       if (score != expected) ++wrong;
+      if (end - begin > 4096 && c % 7 != 0) continue;  // the rest follows from what is equal above
+      double exact = 0.0;
+      double size = 0.0;
+      for (int d = 0; d < dim; ++d) {
+        exact += static_cast<double>(query[d]) * mean[d];
+        size += std::abs(mean[d]);
+      }
       exact *= scale / std::sqrt(static_cast<double>(dim));
       // half a level in each element, and a query below 1e-30 counts as zero
       const double bound = (0.51 * size * fixed.scale + 1e-30 * size) * scale + 1e-6 * std::fabs(exact);
@@ -306,6 +313,9 @@ std::vector<Case> cases() {
   for (const int selected : {1, 2, 1000, 1024, 1025, 3000, 16384}) {
     test::StoreShape shape = wide;
     shape.selected = selected;
+    shape.kv_heads = 1;
+    shape.group = 2;
+    shape.dim = 64;
     for (const Keys keys : {Keys::random, Keys::few}) {
       all.push_back({.name = "budgets", .shape = shape, .positions = {131071, 33000, 2000}, .modes = {dual, resync, single}, .keys = keys});
     }
