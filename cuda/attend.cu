@@ -6,6 +6,7 @@
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
 #include "cuda/join_partials.cuh"
+#include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "dualdecoder/error.hpp"
 
@@ -292,7 +293,7 @@ void launch(const Pass& pass, cudaStream_t stream) {
   const int lists = pass.view.rows() * layout.kv_heads;
   const int tail_blocks = layout.tail ? lists / pass.tail_rows * layout.splits : 0;
   const auto kernel = attend_kernel<kDim, kGroups, kTailGroups>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "attend_chunks: shared memory");
+  allow_shared_memory(kernel, kBytes, "attend_chunks: shared memory of a block for this head_dim");
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(lists * (layout.parts + 1) + tail_blocks));
   config.blockDim = dim3(kAttendThreads);

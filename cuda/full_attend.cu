@@ -5,13 +5,12 @@
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
 #include "cuda/join_partials.cuh"
+#include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::cuda {
 namespace {
-
-constexpr int kStages = 3;  // two tiles of every warp are on their way while it works on a third
 
 /// A list's pages: keys [64, dim], then values [64, dim], bf16.
 struct PageRows {
@@ -63,7 +62,7 @@ struct Pass {
 };
 
 /// A split of a sequence for `shared_rows` of its rows and the query heads of one KV head. Grid: (split, KV head, place and share).
-template <int kDim, int kGroups>
+template <int kDim, int kGroups, int kStages>
 __global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 2 : 1) full_attend_kernel(const __grid_constant__ Pass pass) {
   using Shape = AttendShape<kDim, kGroups, kStages>;
   const FullLayout& layout = pass.layout;
@@ -130,11 +129,11 @@ struct FullPlan {
   }
 };
 
-template <int kDim, int kGroups>
+template <int kDim, int kGroups, int kStages>
 void launch(const Pass& pass, cudaStream_t stream) {
   constexpr int kBytes = AttendShape<kDim, kGroups, kStages>::kBytes;
-  const auto kernel = full_attend_kernel<kDim, kGroups>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "attend_full: shared memory");
+  const auto kernel = full_attend_kernel<kDim, kGroups, kStages>;
+  allow_shared_memory(kernel, kBytes, "attend_full: shared memory of a block for this head_dim");
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(pass.layout.splits), static_cast<unsigned>(pass.layout.kv_heads),
                         static_cast<unsigned>(pass.view.rows() / pass.shared_rows));
@@ -144,10 +143,17 @@ void launch(const Pass& pass, cudaStream_t stream) {
   check(cudaLaunchKernelEx(&config, kernel, pass), "attend_full");
 }
 
+/// With three stages two tiles of every warp are on their way while it works on a third; small devices have room for two.
+template <int kDim, int kGroups>
+void launch_for_device(const Pass& pass, cudaStream_t stream) {
+  if (AttendShape<kDim, kGroups, 3>::kBytes <= offered_shared_memory()) return launch<kDim, kGroups, 3>(pass, stream);
+  launch<kDim, kGroups, 2>(pass, stream);
+}
+
 template <int kDim>
 void launch_for_group(const Pass& pass, cudaStream_t stream) {
-  if (pass.layout.group * pass.shared_rows > 8) return launch<kDim, 2>(pass, stream);
-  launch<kDim, 1>(pass, stream);
+  if (pass.layout.group * pass.shared_rows > 8) return launch_for_device<kDim, 2>(pass, stream);
+  launch_for_device<kDim, 1>(pass, stream);
 }
 
 /// A thread copies a pair of elements of a key or a value. Grid: (tokens, KV heads).

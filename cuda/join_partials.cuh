@@ -5,6 +5,7 @@
 
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
+#include "cuda/shared_memory.hpp"
 #include "cuda/store_layout.hpp"
 
 namespace dualdecoder::cuda {
@@ -25,13 +26,14 @@ struct LiveParts {
 inline constexpr int kJoinWidth = 128;  // threads over the dims of a head
 
 /// A block joins the partial results of one head of a row, in an order that depends on their number alone, and writes its output; heads of
-/// dead rows are zeros. `plan(row, kv_head)` names the partial results. Shared memory: a factor and a place per partial result, and a
-/// head's values for every kJoinWidth threads.
+/// dead rows are zeros. `plan(row, kv_head)` names the partial results. Shared memory: a factor, a place and a sum per partial result, and
+/// a head's values for every kJoinWidth threads.
 template <class Plan>
 __global__ void join_partials(const float* partials, int parts, int kv_heads, int group, int dim, Plan plan, RowsOut out) {
   auto* const factors = reinterpret_cast<float*>(block_memory());
   auto* const places = reinterpret_cast<int*>(factors + parts);
-  auto* const slices = reinterpret_cast<float*>(places + parts);
+  float* const sums = factors + 2 * parts;
+  float* const slices = factors + 3 * parts;
   __shared__ float total_of_block;
   __shared__ int used_of_block;
   const int thread = static_cast<int>(threadIdx.x);
@@ -53,10 +55,11 @@ __global__ void join_partials(const float* partials, int parts, int kv_heads, in
     float top = lowest();
     for (int i = thread; i < count; i += 32) {
       const int place = live.at(i);
-      const float largest = own[static_cast<std::size_t>(place) * part_stride + static_cast<std::size_t>(dim)];
+      const auto result = *reinterpret_cast<const float2*>(own + static_cast<std::size_t>(place) * part_stride + dim);
       places[i] = place;
-      factors[i] = largest;
-      top = fmaxf(top, largest);
+      factors[i] = result.x;
+      sums[i] = result.y;
+      top = fmaxf(top, result.x);
     }
     for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
     // what has no weight is left out, since it may never have been written
@@ -66,13 +69,14 @@ __global__ void join_partials(const float* partials, int parts, int kv_heads, in
       const int i = base + thread;
       const float largest = i < count ? factors[i] : lowest();
       const int place = i < count ? places[i] : 0;
+      const float sum = i < count ? sums[i] : 0.0F;
       const float factor = largest == lowest() ? 0.0F : power_of_two(largest - top);
       const unsigned with_weight = __ballot_sync(kAllLanes, static_cast<int>(factor > 0.0F));
       if (factor > 0.0F) {
         const int to = used + __popc(with_weight & ((1U << thread) - 1U));
         factors[to] = factor;
         places[to] = place;
-        total += factor * own[static_cast<std::size_t>(place) * part_stride + static_cast<std::size_t>(dim + 1)];
+        total += factor * sum;
       }
       used += __popc(with_weight);
       __syncwarp();
@@ -118,8 +122,10 @@ void launch_join(const float* partials, int parts, int rows, int kv_heads, int g
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(rows * kv_heads * group));
   config.blockDim = dim3(static_cast<unsigned>(slices * kJoinWidth));
-  config.dynamicSmemBytes = static_cast<std::size_t>(2 * parts + slices * kJoinWidth) * sizeof(float);
+  config.dynamicSmemBytes = static_cast<std::size_t>(3 * parts + slices * kJoinWidth) * sizeof(float);
   config.stream = stream;
+  allow_shared_memory(join_partials<Plan>, config.dynamicSmemBytes,
+                      "join_partials: shared memory of a block for this many partial results");
   check(cudaLaunchKernelEx(&config, join_partials<Plan>, partials, parts, kv_heads, group, dim, plan, out), "join_partials");
 }
 
