@@ -282,7 +282,7 @@ int main(int argc, char** argv) {
     run_case({.name = "huge scores", .dim = 128, .lengths = {333}, .modes = {kDual}, .deviation = 40.0F});
     run_case({.name = "full pages", .lengths = {62, 126}, .modes = {kDual, kDual}});
     test_bits();
-    if (argc == 1) {
+    if (!small_run()) {
       run_case({.name = "long", .dim = 128, .kv_heads = 2, .lengths = {131072, 40000}, .modes = {kDual, kSingle}});
     }
   });
