@@ -6,6 +6,7 @@
 #include "cuda/candidates.cuh"
 #include "cuda/check.hpp"
 #include "cuda/resolve_tools.cuh"
+#include "cuda/shared_memory.hpp"
 #include "cuda/slot_table.cuh"
 #include "cuda/store_kernels.hpp"
 #include "cuda/summarise.cuh"
@@ -355,7 +356,7 @@ void resolve_needed(const StoreLayout& layout, Layer layer, const StepView& view
   const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.sequences));
   const std::size_t bytes = static_cast<std::size_t>(bitmap_words(layout)) * sizeof(std::uint32_t);
   const auto kernel = can_wait ? needed_kernel<true> : needed_kernel<false>;
-  allow_shared(reinterpret_cast<const void*>(kernel), bytes, "resolve_needed: shared memory");
+  allow_shared_memory(kernel, bytes, "resolve_needed: shared memory");
   kernel<<<grid, kSlotThreads, bytes, stream>>>(layout, layer, view, by_row, urgent);
   check_launch("resolve_needed");
 }
@@ -375,7 +376,7 @@ void resolve_predicted(const StoreLayout& layout, Layer target, const StepView& 
   const CandidateLists lists(layout, work);
   const auto blocks = static_cast<unsigned>(std::min(items, kPredictBlocks));
   const std::size_t bytes = static_cast<std::size_t>(bitmap_words(layout)) * sizeof(std::uint32_t);
-  allow_shared(reinterpret_cast<const void*>(list_kernel), bytes, "resolve_predicted: shared memory");
+  allow_shared_memory(list_kernel, bytes, "resolve_predicted: shared memory");
   list_kernel<<<blocks, kSlotThreads, bytes, stream>>>(layout, target, view, predicted, missed != nullptr ? *missed : Selection{}, lists,
                                                        prefetch);
   check_launch("resolve_predicted: list");

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/check.hpp"
 #include "cuda/store_layout.hpp"
 #include "dualdecoder/step_view.hpp"
 
@@ -49,13 +48,6 @@ __device__ inline ChunkList list_of(const Selection& selection, int row, int kv_
   const std::size_t at = static_cast<std::size_t>(row) * static_cast<std::size_t>(selection.kv_heads) + static_cast<std::size_t>(kv_head);
   return {selection.chunks + at * static_cast<std::size_t>(selection.capacity),
           selection.scores + at * static_cast<std::size_t>(selection.capacity), selection.count[at]};
-}
-
-/// Lets a kernel have `bytes` of dynamic shared memory.
-inline void allow_shared(const void* kernel, std::size_t bytes, const char* what) {
-  constexpr std::size_t kAlways = 24 * 1024;  // beside the static arrays
-  if (bytes <= kAlways) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), what);
 }
 
 }  // namespace dualdecoder::cuda

@@ -8,6 +8,7 @@
 
 #include "cuda/block_tools.cuh"
 #include "cuda/check.hpp"
+#include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "dualdecoder/error.hpp"
 
@@ -174,11 +175,13 @@ __device__ LiveRows live_rows(const StepView& view, int place) {
   return live;
 }
 
+/// Threads that bound the registers of a kernel, to 72, 80 and 96: with the 72 of the usual case seven blocks of 128 threads share a
+/// multiprocessor. Blocks have up to 32 * kMaxWarps threads.
+constexpr int score_threads(int query_tiles) { return query_tiles == 1 ? 896 : query_tiles == 2 ? 768 : 640; }
+
 /// One block scores the chunks of a split for all live rows of a sequence and one KV head, in one read of the key means.
 template <int kDim, int kQueryTiles>
-__global__ void __launch_bounds__(32 * kMaxWarps) __maxnreg__(kQueryTiles == 1   ? 72
-                                                              : kQueryTiles == 2 ? 80
-                                                                                 : 96)
+__global__ void __launch_bounds__(score_threads(kQueryTiles))
     score_kernel(StoreLayout layout, Layer layer, StepView view, RowsIn queries, float scale) {
   using Shape = Unit<kDim>;
   constexpr int kParts = Shape::kParts;
@@ -345,7 +348,6 @@ constexpr int kBuckets = 2 * kChooseThreads;
 constexpr float kBucketsPerNat = 64.0F;  // of log share, from 0 down
 constexpr int kCandidates = 4096;        // that may be chosen and are listed
 constexpr int kFewMembers = 128;         // of the bucket where the choice ends, compared one with another
-constexpr int kStagedChunks = 45056;     // whose ranks fit shared memory
 constexpr int kMaxGroup = 16;
 
 /// Ranks in linear buckets, the best in bucket 0: a floating-point digit would put nearly all of them into a few.
@@ -643,12 +645,16 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(StoreLayout l
   write_chosen(memory, bits, begin, end, ties, by_row.chunks + to, by_row.scores + to, rank_of);
 }
 
+/// Dynamic shared memory of the choice: two bits a chunk, and where they are staged its rank.
+std::size_t choice_bytes(const StoreLayout& layout, bool staged) {
+  const std::size_t words = (static_cast<std::size_t>(layout.max_chunks) + 31) / 32;
+  return (2 * words + 3) / 4 * 16 + (staged ? static_cast<std::size_t>(layout.max_chunks) * sizeof(float) : 0);
+}
+
 template <bool kStaged>
 void launch_choice(const StoreLayout& layout, Layer layer, const StepView& view, const Selection& by_row, cudaStream_t stream) {
-  const std::size_t words = (static_cast<std::size_t>(layout.max_chunks) + 31) / 32;
-  const std::size_t bytes = (2 * words + 3) / 4 * 16 + (kStaged ? static_cast<std::size_t>(layout.max_chunks) * sizeof(float) : 0);
-  check(cudaFuncSetAttribute(choose_kernel<kStaged>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "choose_chunks: shared memory");
+  const std::size_t bytes = choice_bytes(layout, kStaged);
+  allow_shared_memory(choose_kernel<kStaged>, bytes, "choose_chunks: shared memory");
   const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.rows()));
   choose_kernel<kStaged><<<grid, kChooseThreads, bytes, stream>>>(layout, layer, view, by_row);
   check_launch("choose_chunks");
@@ -671,7 +677,8 @@ void score_summaries(const StoreLayout& layout, Layer layer, const StepView& vie
 
 void choose_chunks(const StoreLayout& layout, Layer layer, const StepView& view, const Selection& by_row, cudaStream_t stream) {
   if (view.sequences == 0) return;
-  if (layout.max_chunks <= kStagedChunks) return launch_choice<true>(layout, layer, view, by_row, stream);
+  const bool staged = choice_bytes(layout, true) + sizeof(ChooseMemory) <= offered_shared_memory();
+  if (staged) return launch_choice<true>(layout, layer, view, by_row, stream);
   launch_choice<false>(layout, layer, view, by_row, stream);
 }
 
