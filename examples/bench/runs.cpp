@@ -72,60 +72,70 @@ double bytes_of_step(const ModelWeights& weights, const SessionOptions& options,
   return bytes + heads * (chunks * summary + exact * token) + 2.0 * moved_bytes;
 }
 
-Measured run_setting(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
-                     std::span<const Token> prompt, const SessionOptions& options, int count, const Reference* reference) {
-  Measured measured;
-  const SessionOptions own = sized(options, prompt.size(), count);
+Run::Run(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights, std::span<const Token> prompt,
+         const SessionOptions& options, int count, const Reference* reference)
+    : weights_(weights),
+      options_(sized(options, prompt.size(), count)),
+      tokens_(static_cast<double>(prompt.size()) + 0.5 * count),
+      reference_(reference) {
   reset_peak();
-  measured.program_bytes = resident_bytes();
-  const MemoryPlan plan = memory_plan(*backend, weights->config(), own);
-  measured.plan_device_bytes = plan.device_bytes();
-  measured.plan_host_bytes = plan.pinned_bytes() + plan.pageable_bytes();
-  auto session = make_session(backend, weights, own);
-  std::vector<double> divergences;
-  int agreed = 0;
+  measured_.program_bytes = resident_bytes();
+  const MemoryPlan plan = memory_plan(*backend, weights->config(), options_);
+  measured_.plan_device_bytes = plan.device_bytes();
+  measured_.plan_host_bytes = plan.pinned_bytes() + plan.pageable_bytes();
+  steps_.reserve(static_cast<std::size_t>(2 * count));
+  session_.emplace(make_session(backend, weights, options_));
   AddOptions add;
   add.max_new_tokens = count;
   if (reference != nullptr) {
     add.forced = reference->tokens;
-    add.on_logits = [&](std::span<const float> logits) {
-      const std::vector<float> got = log_softmax(logits);
-      const std::vector<float>& want = reference->log_probabilities[divergences.size()];
-      divergences.push_back(divergence(want, got));
-      agreed += likeliest(want) == likeliest(got) ? 1 : 0;
-    };
+    add.on_logits = [this](std::span<const float> logits) { compare(logits); };
   }
-  session.add(prompt, add);
-  std::vector<double> steps;
-  steps.reserve(static_cast<std::size_t>(2 * count));
-  while (session.active() > 0) {
-    const auto begin = std::chrono::steady_clock::now();
-    measured.generated += static_cast<int>(session.step().tokens.size());
-    steps.push_back(seconds(std::chrono::steady_clock::now() - begin));
-    if (steps.size() == 1) measured.decode_bytes = resident_bytes();
+  session_->add(prompt, add);
+}
+
+void Run::compare(std::span<const float> logits) {
+  const std::vector<float> got = log_softmax(logits);
+  const std::vector<float>& want = reference_->log_probabilities[divergences_.size()];
+  divergences_.push_back(divergence(want, got));
+  agreed_ += likeliest(want) == likeliest(got) ? 1 : 0;
+}
+
+bool Run::step() {
+  if (session_->active() == 0) return false;
+  const auto begin = std::chrono::steady_clock::now();
+  measured_.generated += static_cast<int>(session_->step().tokens.size());
+  steps_.push_back(seconds(std::chrono::steady_clock::now() - begin));
+  if (steps_.size() == 1) {
+    measured_.peak_bytes = peak_bytes();
+    measured_.decode_bytes = resident_bytes();
   }
-  std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2), steps.end());
-  measured.median_step_seconds = steps[steps.size() / 2];
-  measured.peak_bytes = peak_bytes();
-  measured.session = session.statistics();
-  measured.store = session.store_statistics();
-  measured.prefill_seconds = seconds(measured.session.prefill);
-  measured.decode_seconds = seconds(measured.session.decode);
+  return true;
+}
+
+Measured Run::finish() {
+  std::sort(steps_.begin(), steps_.end());
+  measured_.median_step_seconds = steps_[steps_.size() / 2];
+  measured_.fast_step_seconds = steps_[steps_.size() / 10];
+  measured_.session = session_->statistics();
+  measured_.store = session_->store_statistics();
+  measured_.prefill_seconds = seconds(measured_.session.prefill);
+  measured_.decode_seconds = seconds(measured_.session.decode);
   for (Lane lane : {Lane::urgent, Lane::prefetch, Lane::write_back}) {
-    measured.stall_seconds += seconds(session.lane_statistics(lane).stalled);
+    measured_.stall_seconds += seconds(session_->lane_statistics(lane).stalled);
   }
-  const double moved = static_cast<double>(measured.store.urgent_bytes + measured.store.prefetch_bytes + measured.store.write_back_bytes);
-  measured.step_bytes = bytes_of_step(*weights, own, static_cast<double>(prompt.size()) + 0.5 * count,
-                                      moved / static_cast<double>(std::max<std::uint64_t>(measured.session.passes, 1)));
+  const auto moved = static_cast<double>(measured_.store.urgent_bytes + measured_.store.prefetch_bytes + measured_.store.write_back_bytes);
+  measured_.step_bytes =
+      bytes_of_step(*weights_, options_, tokens_, moved / static_cast<double>(std::max<std::uint64_t>(measured_.session.passes, 1)));
   // the first token comes from the prefill, which is dense for every setting
-  if (divergences.size() > 1) {
-    divergences.erase(divergences.begin());
-    measured.agreement = static_cast<double>(agreed - 1) / static_cast<double>(divergences.size());
-    for (double value : divergences) measured.kl += value / static_cast<double>(divergences.size());
-    std::sort(divergences.begin(), divergences.end());
-    measured.kl95 = divergences[static_cast<std::size_t>(0.95 * static_cast<double>(divergences.size() - 1))];
+  if (divergences_.size() > 1) {
+    divergences_.erase(divergences_.begin());
+    measured_.agreement = static_cast<double>(agreed_ - 1) / static_cast<double>(divergences_.size());
+    for (double value : divergences_) measured_.kl += value / static_cast<double>(divergences_.size());
+    std::sort(divergences_.begin(), divergences_.end());
+    measured_.kl95 = divergences_[static_cast<std::size_t>(0.95 * static_cast<double>(divergences_.size() - 1))];
   }
-  return measured;
+  return measured_;
 }
 
 std::vector<Setting> decode_settings() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,12 +35,13 @@ struct Measured {
   StoreStatistics store;
   double stall_seconds = 0.0;
   double median_step_seconds = 0.0;
-  double step_bytes = 0.0;  ///< that a pass cannot do without, see bytes_of_step
+  double fast_step_seconds = 0.0;  ///< that a tenth of the steps took at most
+  double step_bytes = 0.0;         ///< that a pass cannot do without, see bytes_of_step
   std::size_t plan_device_bytes = 0;
   std::size_t plan_host_bytes = 0;
   std::size_t program_bytes = 0;  ///< resident before the session was made, weights included
-  std::size_t peak_bytes = 0;     ///< the most that was resident from then on
-  std::size_t decode_bytes = 0;   ///< resident after the first step
+  std::size_t peak_bytes = 0;     ///< the most that was resident until the first step had run
+  std::size_t decode_bytes = 0;   ///< resident then
 };
 
 /// Bytes that one pass over a context of `tokens` must read or write however well it caches: every weight that a product uses, then keys
@@ -51,9 +53,31 @@ double bytes_of_step(const ModelWeights& weights, const SessionOptions& options,
 Reference make_reference(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
                          std::span<const Token> prompt, int count, DataType kv_type);
 
-/// Runs a setting over the prompt: teacher-forced on the reference with its logits compared, or freely for `count` tokens without one.
-Measured run_setting(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
-                     std::span<const Token> prompt, const SessionOptions& options, int count, const Reference* reference);
+/// One setting over a prompt: the constructor prefills, step() runs passes until it says that there is nothing left, finish() says what was
+/// measured. Teacher-forced on the reference with its logits compared, or free for `count` tokens without one.
+class Run {
+ public:
+  Run(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights, std::span<const Token> prompt,
+      const SessionOptions& options, int count, const Reference* reference);
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  bool step();
+  Measured finish();
+
+ private:
+  void compare(std::span<const float> logits);
+
+  std::shared_ptr<const ModelWeights> weights_;
+  SessionOptions options_;
+  double tokens_;  // in the middle of the run
+  const Reference* reference_;
+  Measured measured_;
+  std::vector<double> steps_;  // seconds
+  std::vector<double> divergences_;
+  int agreed_ = 0;
+  std::optional<DecodeSession> session_;
+};
 
 /// Settings of the decode table, of the prediction table, and of the fidelity table.
 std::vector<Setting> decode_settings();
