@@ -16,6 +16,7 @@ namespace dualdecoder::cuda {
 // select.cu: ChunkStore::select
 /// Scores of every choosable chunk for every live row, queries [rows, heads, dim], scaled by 1 / sqrt(dim); with split maxima and sums.
 void score_summaries(const StoreLayout& layout, Layer layer, const StepView& view, RowsIn queries, cudaStream_t stream);
+// choose.cu: ChunkStore::select
 /// Chooses the `by_row.capacity` chunks with the largest share of the softmax over chunks, the largest over the group, ties to the lower
 /// chunk; ascending, with shares. Dead rows get none.
 void choose_chunks(const StoreLayout& layout, Layer layer, const StepView& view, const Selection& by_row, cudaStream_t stream);

@@ -297,6 +297,22 @@ std::vector<Case> cases() {
                      .bf16 = group % 2 == 0});
     }
   }
+  test::StoreShape ragged{.kv_heads = 1,
+                          .group = 2,
+                          .dim = 64,
+                          .max_sequences = 16,
+                          .rows_per_sequence = 1,
+                          .chunk = 4,
+                          .sink_chunks = 3,
+                          .local_tokens = 5,
+                          .max_tokens = 40000,
+                          .selected = 32};
+  std::vector<int> lengths = {1, 2, 12, 16, 17, 20, 21, 25, 29, 37, 133, 145, 1000, 4096 + 17, 4101 + 12, 39999};
+  all.push_back({.name = "ragged", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, single)});
+  all.push_back(
+      {.name = "small capacity", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, single), .capacity = 3});
+  all.push_back({.name = "resync without a second row", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, resync)});
+  if (test::small_run()) return all;
   test::StoreShape wide{.kv_heads = 2,
                         .group = 4,
                         .dim = 128,
@@ -320,21 +336,6 @@ std::vector<Case> cases() {
       all.push_back({.name = "budgets", .shape = shape, .positions = {131071, 33000, 2000}, .modes = {dual, resync, single}, .keys = keys});
     }
   }
-  test::StoreShape ragged{.kv_heads = 1,
-                          .group = 2,
-                          .dim = 64,
-                          .max_sequences = 16,
-                          .rows_per_sequence = 1,
-                          .chunk = 4,
-                          .sink_chunks = 3,
-                          .local_tokens = 5,
-                          .max_tokens = 40000,
-                          .selected = 32};
-  std::vector<int> lengths = {1, 2, 12, 16, 17, 20, 21, 25, 29, 37, 133, 145, 1000, 4096 + 17, 4101 + 12, 39999};
-  all.push_back({.name = "ragged", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, single)});
-  all.push_back(
-      {.name = "small capacity", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, single), .capacity = 3});
-  all.push_back({.name = "resync without a second row", .shape = ragged, .positions = lengths, .modes = std::vector<RowMode>(16, resync)});
   // ranks that do not fit shared memory
   test::StoreShape deep{.layers = 2,
                         .kv_heads = 1,
