@@ -7,7 +7,9 @@
 #include <string>
 
 #include "cuda/check.hpp"
+#include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
+#include "cuda/tensor_core.cuh"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::cuda {
@@ -25,13 +27,9 @@ constexpr int kMaxWarps = 16;
 constexpr float kLog2e = 1.44269504F;
 constexpr std::uint32_t kNoRow = 0xFFFFFFFFU;
 
-/// 16 bytes that are read once: kept out of L1 and the first to leave L2, where the scores are to stay.
-__device__ uint4 load_once(const std::int8_t* from, std::uint64_t policy) {
-  uint4 data;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
-               : "l"(from), "l"(policy));
-  return data;
+/// Starts copying 16 bytes that are read once: past L1, and the first to leave L2, where the scores are to stay.
+__device__ void copy_once(std::uint32_t to, const std::int8_t* from, std::uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
 }
 
 __device__ std::uint64_t leave_first() {
@@ -40,12 +38,12 @@ __device__ std::uint64_t leave_first() {
   return policy;
 }
 
-/// Read anew each time: registers are for means in flight.
+/// Read anew each time, where registers do not hold all of them.
 __device__ uint4 load_fragment(const uint4* from) {
   uint4 data;
   asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
-               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(from))));
+               : "r"(shared_address(from)));
   return data;
 }
 
@@ -54,12 +52,6 @@ __device__ void multiply(int (&sums)[4], const uint4& a, std::uint32_t b0, std::
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
                : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-__device__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 /// Largest score and sum of exp(score - largest) of what was added; -FLT_MAX and 0 when nothing was.
@@ -72,30 +64,38 @@ struct Softmax {
     float top = largest;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) top = fmaxf(top, scores[i]);
-    sum *= exp2_fast((largest - top) * kLog2e);
+    sum *= power_of_two((largest - top) * kLog2e);
     largest = top;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum += exp2_fast((scores[i] - top) * kLog2e);
+    for (int i = 0; i < kCount; ++i) sum += power_of_two((scores[i] - top) * kLog2e);
   }
   __device__ void merge(float other_largest, float other_sum) {
     const float top = fmaxf(largest, other_largest);
-    sum = sum * exp2_fast((largest - top) * kLog2e) + other_sum * exp2_fast((other_largest - top) * kLog2e);
+    sum = sum * power_of_two((largest - top) * kLog2e) + other_sum * power_of_two((other_largest - top) * kLog2e);
     largest = top;
   }
 };
 
-/// How a warp scores kUnit chunks at once. The matrix instruction takes queries as its 16 rows, high planes in rows 0-7 and low planes in
-/// rows 8-15, and kBlocks times 8 chunks as its columns, so that lane (g, t) holds both planes of query g. Which chunk is which column, and
+/// How a warp scores 16 chunks at once. The matrix instruction takes queries as its 16 rows, high planes in rows 0-7 and low planes in rows
+/// 8-15, and kBlocks times 8 chunks as its columns, so that lane (g, t) holds both planes of query g. Which chunk is which column, and
 /// which of its bytes are which k, is free as long as all agree: a lane reads 16 whole bytes of a mean at a time, which are two k-steps of
 /// its own, and column n of block b is chunk (n / 2) * kLaneChunks + 2 b + n % 2, which gives a lane consecutive chunks to store.
+///
+/// The means of a unit lie together, so a warp copies them in whole lines into a ring of its own in shared memory, kStages units ahead of
+/// the one it works on: memory stays busy while warps compute, though they all start at once.
 template <int kDim>
 struct Unit {
   static constexpr int kParts = (kDim + 63) / 64;  // 64 bytes of a mean, which four lanes read together
   static constexpr int kSteps = 2 * kParts;        // of the matrix instruction
-  static constexpr int kBlocks = kDim > 128 ? 2 : 4;
+  static constexpr int kBlocks = 2;
   static constexpr int kLaneChunks = 2 * kBlocks;
   static constexpr int kChunks = 8 * kBlocks;
+  static constexpr int kBytes = kChunks * kDim;
+  static constexpr int kStages = kDim > 128 ? 2 : 3;  // with three of 2 KB, seven blocks of four warps share a multiprocessor
+  // Rows of a multiple of 128 bytes begin in the same bank: odd ones swap the halves of their 128 bytes, as two rows are read at a time.
+  static constexpr int kSwap = kDim % 128 == 0 ? 64 : 0;
 };
+static_assert(kTileChunks % Unit<128>::kChunks == 0, "a unit in range lies within max_chunks");
 
 template <int kDim, int kQueryTiles>
 struct ScoreMemory {
@@ -161,10 +161,9 @@ struct LiveRows {
   int first;
   int count;
 };
-__device__ LiveRows live_rows(const StepView& view, int place) {
-  const RowMode mode = view.mode[place];
+__device__ LiveRows live_rows(RowMode mode, int rows_per_sequence) {
   LiveRows live{0, 0};
-  for (int r = view.rows_per_sequence; r-- > 0;) {
+  for (int r = rows_per_sequence; r-- > 0;) {
     if (!row_is_live(mode, r)) continue;
     live.first = r;
     ++live.count;
@@ -184,12 +183,18 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   constexpr int kParts = Shape::kParts;
   constexpr int kBlocks = Shape::kBlocks;
   constexpr int kLaneChunks = Shape::kLaneChunks;
+  constexpr int kStages = Shape::kStages;
+  constexpr bool kHeld = kQueryTiles == 1 && kDim <= 128;  // registers hold the queries
+  extern __shared__ uint4 rings[];                         // [warps, kStages] units
   __shared__ ScoreMemory<kDim, kQueryTiles> shared;
 
   const int split = static_cast<int>(blockIdx.x);
   const int kv_head = static_cast<int>(blockIdx.y);
   const int place = static_cast<int>(blockIdx.z);
-  const LiveRows live = live_rows(view, place);
+  const RowMode mode = view.mode[place];  // these three at once: what follows waits for them
+  const int position = view.position[place];
+  const int storage = view.slot_of[place];
+  const LiveRows live = live_rows(mode, view.rows_per_sequence);
   const int query_count = live.count * layout.group;
   if (query_count == 0) return;
   const int first_row = place * view.rows_per_sequence + live.first;
@@ -202,7 +207,7 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   // from here on chunks count from the beginning of the split
   const int first_chunk = split * kSplitChunks;
   const int begin = max(layout.range_begin() - first_chunk, 0);
-  const int end = min(layout.range_end(view.position[place]) - first_chunk, kSplitChunks);
+  const int end = min(layout.range_end(position) - first_chunk, kSplitChunks);
   const int thread = static_cast<int>(threadIdx.x);
   if (begin >= end) {
     if (thread < query_count) {
@@ -217,32 +222,35 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   const int lane_row = lane / 4;   // column that it reads, query that it scores
   const int lane_part = lane % 4;  // of 64 bytes that it reads, of a unit's chunks that it scores
 
-  const std::size_t at = layout.list(view.slot_of[place], layer, kv_head) * static_cast<std::size_t>(layout.max_chunks) +
-                         static_cast<std::size_t>(first_chunk);
-  const std::int8_t* const means = layout.key_means + at * kDim + lane_part * 16;
+  const std::size_t at =
+      layout.list(storage, layer, kv_head) * static_cast<std::size_t>(layout.max_chunks) + static_cast<std::size_t>(first_chunk);
+  const std::int8_t* const means = layout.key_means + at * kDim;
   const std::uint64_t policy = leave_first();
-  // Reads are unconditional: a lane behind the range reads chunks of the last group in range, all within max_chunks, and one behind the end
-  // of a mean reads bytes that meet zeros of the query.
-  const int last_chunks = (end - 1) / kLaneChunks * kLaneChunks;
-  const int last_part = (kParts - 1) * 64 + lane_part * 16 < kDim ? (kParts - 1) * 64 : 0;
-  uint4 mean[kBlocks][kParts];
-  const auto load_unit = [&](int unit) {
-    const int chunk = min(last_chunks, unit * Shape::kChunks + lane_row / 2 * kLaneChunks) + lane_row % 2;
-    const std::int8_t* const from = means + chunk * kDim;
-    const std::int8_t* const last = from + (kDim % 64 == 0 ? (kParts - 1) * 64 : last_part);
+  char* const ring = reinterpret_cast<char*>(rings) + warp * kStages * Shape::kBytes;
+  // A lane copies every 32nd piece of 16 bytes; all of its rows are odd or all even where rows swap halves.
+  const int lane_to = lane * 16 ^ (lane * 16 / kDim % 2 * Shape::kSwap);
+  const auto copy_unit = [&](int unit, int stage) {
+    const std::int8_t* const from = means + unit * Shape::kBytes + lane * 16;
+    const auto to = shared_address(ring + stage * Shape::kBytes + lane_to);
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) mean[b][p] = load_once((p == kParts - 1 ? last : from + p * 64) + 2 * b * kDim, policy);
+    for (int i = 0; i < Shape::kBytes; i += 512) {
+      if (i + 512 <= Shape::kBytes || i + lane * 16 < Shape::kBytes) copy_once(to + static_cast<std::uint32_t>(i), from + i, policy);
     }
   };
   int unit = begin / Shape::kChunks + warp;
   const int units = (end + Shape::kChunks - 1) / Shape::kChunks;
-  load_unit(unit);  // the queries are prepared while these are on their way
-
-  for (int c = thread; c < kSplitChunks; c += static_cast<int>(blockDim.x)) {
-    shared.key_scales[c] = c >= begin && c < end ? __ldg(layout.key_scales + at + c) : 0.0F;
+  // The queries are prepared while these are on their way: scales, then the first units, each a group. What is behind the range but in its
+  // last unit is copied too, and does not count.
+  for (int c = thread * 4; c < kSplitChunks; c += static_cast<int>(blockDim.x) * 4) {
+    copy_async(shared_address(shared.key_scales + c), layout.key_scales + at + c, c < end);
   }
+  commit_copies();
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (unit + stage * warps < units) copy_unit(unit + stage * warps, stage);
+    commit_copies();
+  }
+
   for (int query = warp; query < kQueryTiles * kQueries; query += warps) {
     const std::size_t row = static_cast<std::size_t>(first_row + query / layout.group);
     const std::size_t head = static_cast<std::size_t>(kv_head * layout.group + query % layout.group);
@@ -261,31 +269,62 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
     const int list_row = query / layout.group * layout.heads + query % layout.group;
     score_row[n] = query < query_count ? static_cast<std::uint32_t>(list_row) * static_cast<std::uint32_t>(layout.max_chunks) : kNoRow;
   }
+  wait_for_copies<kStages>();  // the scales
   __syncthreads();
 
+  uint4 held[kHeld ? Shape::kSteps : 1];
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; ++step) held[step] = shared.fragments[0][step][lane];
+  }
+  const auto fragment = [&](int n, int step) {
+    if constexpr (kHeld) return held[step];
+    return load_fragment(&shared.fragments[n][step][lane]);
+  };
+  // A lane behind the end of a mean reads bytes that meet zeros of the query.
+  const int first_part = lane_part * 16 ^ (lane_row % 2 * Shape::kSwap);
+  const int last_part = (kParts - 1) * 64 + lane_part * 16 < kDim ? (kParts - 1) * 64 : 0;
+  const int lane_from = (lane_row / 2 * kLaneChunks + lane_row % 2) * kDim;
   Softmax softmax[kQueryTiles];
-  for (; unit < units; unit += warps) {
+  for (int stage = 0; unit < units; unit += warps, stage = stage + 1 < kStages ? stage + 1 : 0) {
+    wait_for_copies<kStages - 1>();
+    __syncwarp();  // what other lanes copied is there too
+    const char* const from = ring + stage * Shape::kBytes + lane_from;
+    uint4 mean[kBlocks][kParts];
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        const int part = kDim % 64 != 0 && p == kParts - 1 ? last_part : p * 64;
+        mean[b][p] = *reinterpret_cast<const uint4*>(from + 2 * b * kDim + (part ^ first_part));
+      }
+    }
+    __syncwarp();  // all have read before the next one is copied there
+    if (unit + kStages * warps < units) copy_unit(unit + kStages * warps, stage);
+    commit_copies();
+
     const int chunk = unit * Shape::kChunks + lane_part * kLaneChunks;
     const bool whole = unit * Shape::kChunks >= begin && (unit + 1) * Shape::kChunks <= end;
+    const float4 key_scale = *reinterpret_cast<const float4*>(shared.key_scales + chunk);
+    const float key_scales[kLaneChunks] = {key_scale.x, key_scale.y, key_scale.z, key_scale.w};
 #pragma unroll
     for (int n = 0; n < kQueryTiles; ++n) {
       int sums[kBlocks][4] = {};
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
-        const uint4 first = load_fragment(&shared.fragments[n][2 * p][lane]);
+        const uint4 first = fragment(n, 2 * p);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) multiply(sums[b], first, mean[b][p].x, mean[b][p].y);
-        const uint4 second = load_fragment(&shared.fragments[n][2 * p + 1][lane]);
+        const uint4 second = fragment(n, 2 * p + 1);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) multiply(sums[b], second, mean[b][p].z, mean[b][p].w);
       }
-      if (n == kQueryTiles - 1) load_unit(unit + warps);  // behind the last one it reads the last chunks again
       const float query_scale = shared.query_scales[n * kQueries + lane_row];
       float score[kLaneChunks];
 #pragma unroll
       for (int i = 0; i < kLaneChunks; ++i) {
         const int sum = 128 * sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
-        score[i] = __fmul_rn(static_cast<float>(sum), __fmul_rn(shared.key_scales[chunk + i], query_scale));
+        score[i] = __fmul_rn(static_cast<float>(sum), __fmul_rn(key_scales[i], query_scale));
       }
       if (!whole) {
 #pragma unroll
@@ -295,9 +334,7 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
       }
       softmax[n].add(score);
       if (score_row[n] == kNoRow || chunk >= end) continue;
-      float* const to = scores + score_row[n] + chunk;
-#pragma unroll
-      for (int i = 0; i < kLaneChunks; i += 4) *reinterpret_cast<float4*>(to + i) = {score[i], score[i + 1], score[i + 2], score[i + 3]};
+      *reinterpret_cast<float4*>(scores + score_row[n] + chunk) = {score[0], score[1], score[2], score[3]};
     }
   }
 
@@ -320,22 +357,30 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   layout.score_sum[statistics_at(thread)] = total.sum;
 }
 
-template <int kDim>
+template <int kDim, int kQueryTiles>
 void launch_scores(const StoreLayout& layout, Layer layer, const StepView& view, RowsIn queries, cudaStream_t stream) {
+  constexpr int kRingBytes = Unit<kDim>::kStages * Unit<kDim>::kBytes;  // of a warp
   const dim3 grid(static_cast<unsigned>(layout.splits), static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.sequences));
   const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;
-  // few blocks get more warps each, to keep as many reads in flight
-  const unsigned threads = blocks >= 512 ? 128 : blocks >= 256 ? 256 : 512;
-  const float scale = 1.0F / std::sqrt(static_cast<float>(kDim));
-  const int count = view.rows_per_sequence * layout.group;
-  if (count <= kQueries) {
-    score_kernel<kDim, 1><<<grid, threads, 0, stream>>>(layout, layer, view, queries, scale);
-  } else if (count <= 2 * kQueries) {
-    score_kernel<kDim, 2><<<grid, threads, 0, stream>>>(layout, layer, view, queries, scale);
-  } else {
-    score_kernel<kDim, 4><<<grid, threads, 0, stream>>>(layout, layer, view, queries, scale);
-  }
+  // few blocks get more warps each, to keep as many reads in flight, as far as shared memory goes
+  unsigned threads = blocks >= 512 ? 128 : blocks >= 256 ? 256 : 512;
+  const std::size_t offered = offered_shared_memory();
+  while (threads > 128 && sizeof(ScoreMemory<kDim, kQueryTiles>) + threads / 32 * kRingBytes > offered) threads /= 2;
+  const std::size_t bytes = std::size_t{threads} / 32 * kRingBytes;
+  const auto kernel = score_kernel<kDim, kQueryTiles>;
+  allow_shared_memory(kernel, bytes, "score_summaries: shared memory");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "score_summaries: shared memory next to L1");
+  kernel<<<grid, threads, bytes, stream>>>(layout, layer, view, queries, 1.0F / std::sqrt(static_cast<float>(kDim)));
   check_launch("score_summaries");
+}
+
+template <int kDim>
+void launch_scores(const StoreLayout& layout, Layer layer, const StepView& view, RowsIn queries, cudaStream_t stream) {
+  const int count = view.rows_per_sequence * layout.group;
+  if (count <= kQueries) return launch_scores<kDim, 1>(layout, layer, view, queries, stream);
+  if (count <= 2 * kQueries) return launch_scores<kDim, 2>(layout, layer, view, queries, stream);
+  launch_scores<kDim, 4>(layout, layer, view, queries, stream);
 }
 
 }  // namespace
