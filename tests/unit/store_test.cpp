@@ -398,6 +398,36 @@ TEST_CASE("the number of threads does not change a bit", "[store]") {
   CHECK(run(1) == run(3));
 }
 
+TEST_CASE("a context that several threads score in parts equals the brute-force twin, bit for bit on any number of them", "[store]") {
+  StoreOptions options = small_options();
+  options.selection.chunk_tokens = 4;
+  options.max_context = 2400;  // almost 600 chunks: more than two parts of a selection, and more than one of a tail
+  options.rows_per_sequence = 2;
+  Text text(16, 2400, 19);
+  const auto run = [&](int threads) {
+    Bench bench(options, threads);
+    bench.prefill(text, 2350);
+    std::vector<std::vector<float>> all;
+    for (int step = 0; step < 5; ++step) {
+      for (auto& out : bench.pass(text, RowMode::dual)) all.push_back(std::move(out));
+    }
+    return all;
+  };
+  options.selection.calibrate_tail = false;
+  const auto reference = run(1);
+  CHECK(run(2) == reference);
+  CHECK(run(5) == reference);
+  Twin twin(options, text);
+  for (int step = 0; step < 5; ++step) {
+    for (Layer layer = 0; layer < kLayers; ++layer) {
+      for (int h = 0; h < kHeads; ++h) {
+        const auto want = twin.attend(layer, h / kGroup, h % kGroup, 2350 + step, text.queries(layer, 2350 + step), true, 0.0);
+        expect_near(reference[at(step * kLayers + layer)].data() + h * 16, want, 3e-5);
+      }
+    }
+  }
+}
+
 TEST_CASE("truncate takes a sequence back to an earlier moment", "[store]") {
   Text text(16, 400, 10);
   for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full}) {
