@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/launch.hpp"
+
 namespace dualdecoder::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kNormThreads = 512;
+constexpr int kMostNormThreads = 1024;
+constexpr int kNormVector = 4;   // elements of a row that a thread holds at a time
 constexpr int kVector = 8;       // elements that a thread moves at a time
 constexpr int kHeadsAtOnce = 8;  // of one row, a warp each
 constexpr int kMostBlocks = 132 * 8;
@@ -62,6 +65,7 @@ __device__ float sum_of_warp(float value) {
 
 __global__ void __launch_bounds__(kThreads)
     embed_kernel(const Token* tokens, const __nv_bfloat16* embedding, int vocabulary, int width, float* hidden) {
+  wait_for_earlier_kernels();
   const Token token = tokens[blockIdx.x];
   const bool known = token >= 0 && token < vocabulary;
   const __nv_bfloat16* source = embedding + static_cast<std::size_t>(known ? token : 0) * static_cast<std::size_t>(width);
@@ -71,27 +75,50 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kNormThreads)
+__device__ float4 times(float4 x, float scale, float4 weight) {
+  return {x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w};
+}
+
+__device__ void store(__nv_bfloat16* target, float4 values) {
+  const __nv_bfloat162 low = __floats2bfloat162_rn(values.x, values.y);
+  const __nv_bfloat162 high = __floats2bfloat162_rn(values.z, values.w);
+  *reinterpret_cast<uint2*>(target) = {reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high)};
+}
+
+/// A block for a row, of which it reads everything at once and holds it, each thread kHeld vectors. Weights are on their way before the row
+/// is there.
+template <int kHeld>
+__global__ void __launch_bounds__(kMostNormThreads)
     rms_norm_kernel(const float* hidden, const float* weight, float epsilon, int width, __nv_bfloat16* out) {
-  __shared__ float sums[kNormThreads / 32];
+  __shared__ float sums[32];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
   const std::size_t begin = static_cast<std::size_t>(blockIdx.x) * static_cast<std::size_t>(width);
-  const float* row = hidden + begin;
-  float squares = 0.0F;
-  for (int i = static_cast<int>(threadIdx.x) * kVector; i < width; i += kNormThreads * kVector) {
-    const Floats x = load(row + i);
-    for (float value : x.value) squares += value * value;
+  float4 x[kHeld];
+  float4 w[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = (thread + i * threads) * kNormVector;
+    w[i] = at < width ? *reinterpret_cast<const float4*>(weight + at) : float4{};
   }
+  wait_for_earlier_kernels();
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = (thread + i * threads) * kNormVector;
+    x[i] = at < width ? *reinterpret_cast<const float4*>(hidden + begin + at) : float4{};
+  }
+  float squares = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) squares += x[i].x * x[i].x + x[i].y * x[i].y + x[i].z * x[i].z + x[i].w * x[i].w;
   squares = sum_of_warp(squares);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+  if (thread % 32 == 0) sums[thread / 32] = squares;
   __syncthreads();
-  float total = 0.0F;
-  for (float sum : sums) total += sum;
+  const float total = sum_of_warp(thread % 32 < threads / 32 ? sums[thread % 32] : 0.0F);
   const float scale = 1.0F / sqrtf(total / static_cast<float>(width) + epsilon);
-  for (int i = static_cast<int>(threadIdx.x) * kVector; i < width; i += kNormThreads * kVector) {
-    Floats x = load(row + i);
-    const Floats w = load(weight + i);
-    for (int j = 0; j < kVector; ++j) x.value[j] = x.value[j] * scale * w.value[j];
-    store(out + begin + i, x);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = (thread + i * threads) * kNormVector;
+    if (at < width) store(out + begin + at, times(x[i], scale, w[i]));
   }
 }
 
@@ -102,22 +129,15 @@ __global__ void __launch_bounds__(kHeadsAtOnce * 32) finish_heads_kernel(const F
   constexpr int kPerLane = kPairs / 32;
   __shared__ float cosine[kPairs];
   __shared__ float sine[kPairs];
+  static_assert(kPairs <= kHeadsAtOnce * 32);
   const int row = static_cast<int>(blockIdx.x);
   const int half = job.head_dim / 2;
-  const auto position = static_cast<float>(job.positions[row]);
-  for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += kHeadsAtOnce * 32) {
-    float s = 0.0F;
-    float c = 0.0F;
-    sincosf(__fmul_rn(position, job.inverse[pair]), &s, &c);  // the angle as f32 rounds it, as on the CPU
-    cosine[pair] = c * job.attention_factor;
-    sine[pair] = s * job.attention_factor;
-  }
-  __syncthreads();
+  const int thread = static_cast<int>(threadIdx.x);
+  const float turn = thread < half ? job.inverse[thread] : 0.0F;  // a thread for each angle of the row
 
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int index = static_cast<int>(blockIdx.y) * kHeadsAtOnce + static_cast<int>(threadIdx.x) / 32;  // among q, k and v heads
-  const int all = job.heads + (job.k != nullptr ? 2 * job.kv_heads : 0);
-  if (index >= all) return;
+  const int lane = thread % 32;
+  const int index = static_cast<int>(blockIdx.y) * kHeadsAtOnce + thread / 32;  // among q, k and v heads
+  const bool lives = index < job.heads + (job.k != nullptr ? 2 * job.kv_heads : 0);
   const bool is_query = index < job.heads;
   const bool is_value = index >= job.heads + job.kv_heads;
   const int head = is_query ? index : (index - job.heads) % job.kv_heads;
@@ -131,29 +151,58 @@ __global__ void __launch_bounds__(kHeadsAtOnce * 32) finish_heads_kernel(const F
               (static_cast<std::size_t>(row) * static_cast<std::size_t>(width) + static_cast<std::size_t>(head)) *
                   static_cast<std::size_t>(job.head_dim);
 
-  float first[kPerLane];  // elements lane + 32 i of the head's first half
-  float second[kPerLane];
-  float squares = 0.0F;
+  float first_bias[kPerLane] = {};
+  float second_bias[kPerLane] = {};
+  float first_norm[kPerLane] = {};
+  float second_norm[kPerLane] = {};
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int pair = lane + 32 * i;
-    const bool used = pair < half;
+    if (!lives || pair >= half) continue;
+    if (bias != nullptr) {
+      first_bias[i] = bias[head * job.head_dim + pair];
+      second_bias[i] = bias[head * job.head_dim + pair + half];
+    }
+    if (norm != nullptr) {
+      first_norm[i] = norm[pair];
+      second_norm[i] = norm[pair + half];
+    }
+  }
+  wait_for_earlier_kernels();
+  const int position = job.positions[row];
+  float first[kPerLane];  // elements lane + 32 i of the head's first half
+  float second[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int pair = lane + 32 * i;
+    const bool used = lives && pair < half;
     first[i] = used ? source[pair] : 0.0F;
     second[i] = used ? source[pair + half] : 0.0F;
-    if (used && bias != nullptr) {
-      first[i] += bias[head * job.head_dim + pair];
-      second[i] += bias[head * job.head_dim + pair + half];
-    }
+  }
+  let_next_kernel_begin();
+  if (thread < half) {
+    float s = 0.0F;
+    float c = 0.0F;
+    sincosf(__fmul_rn(static_cast<float>(position), turn), &s, &c);  // the angle as f32 rounds it, as on the CPU
+    cosine[thread] = c * job.attention_factor;
+    sine[thread] = s * job.attention_factor;
+  }
+  __syncthreads();
+  if (!lives) return;
+
+  float squares = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    first[i] += first_bias[i];
+    second[i] += second_bias[i];
     squares += first[i] * first[i] + second[i] * second[i];
   }
   if (norm != nullptr) {
     const float scale = 1.0F / sqrtf(sum_of_warp(squares) / static_cast<float>(job.head_dim) + job.epsilon);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int pair = lane + 32 * i;
-      if (pair >= half) continue;
-      first[i] = first[i] * scale * norm[pair];
-      second[i] = second[i] * scale * norm[pair + half];
+      first[i] = first[i] * scale * first_norm[i];
+      second[i] = second[i] * scale * second_norm[i];
     }
   }
 #pragma unroll
@@ -170,6 +219,7 @@ __global__ void __launch_bounds__(kHeadsAtOnce * 32) finish_heads_kernel(const F
 __global__ void __launch_bounds__(kThreads) gate_kernel(const __nv_bfloat16* gate_up, std::size_t vectors, int width, __nv_bfloat16* out) {
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * kThreads;
   const auto vectors_per_row = static_cast<std::size_t>(width / kVector);
+  wait_for_earlier_kernels();
   for (std::size_t i = blockIdx.x * static_cast<std::size_t>(kThreads) + threadIdx.x; i < vectors; i += step) {
     const std::size_t row = i / vectors_per_row;
     const std::size_t column = i % vectors_per_row * kVector;
@@ -182,6 +232,7 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __nv_bfloat16* gat
 }
 
 __global__ void __launch_bounds__(kThreads) round_kernel(const float* values, std::size_t vectors, __nv_bfloat16* out) {
+  wait_for_earlier_kernels();
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * kThreads;
   for (std::size_t i = blockIdx.x * static_cast<std::size_t>(kThreads) + threadIdx.x; i < vectors; i += step) {
     store(out + i * kVector, load(values + i * kVector));
@@ -197,15 +248,20 @@ unsigned blocks_for(std::size_t vectors) noexcept {
 cudaError_t launch_embed(const Token* tokens, int rows, const __nv_bfloat16* embedding, int vocabulary, int width, float* hidden,
                          cudaStream_t stream) {
   if (rows < 1 || width % kVector != 0) return cudaErrorInvalidValue;
-  embed_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(tokens, embedding, vocabulary, width, hidden);
-  return cudaGetLastError();
+  return launch_overlapped(embed_kernel, static_cast<unsigned>(rows), kThreads, 0, stream, tokens, embedding, vocabulary, width, hidden);
 }
 
 cudaError_t launch_rms_norm(const float* hidden, const float* weight, float epsilon, int rows, int width, __nv_bfloat16* out,
                             cudaStream_t stream) {
   if (rows < 1 || width % kVector != 0) return cudaErrorInvalidValue;
-  rms_norm_kernel<<<static_cast<unsigned>(rows), kNormThreads, 0, stream>>>(hidden, weight, epsilon, width, out);
-  return cudaGetLastError();
+  const int vectors = width / kNormVector;
+  const auto launch = [&](auto* kernel) {
+    const auto threads = static_cast<unsigned>(std::min(kMostNormThreads, (vectors + 31) / 32 * 32));
+    return launch_overlapped(kernel, static_cast<unsigned>(rows), threads, 0, stream, hidden, weight, epsilon, width, out);
+  };
+  if (vectors <= kMostNormThreads) return launch(rms_norm_kernel<1>);
+  if (vectors <= 2 * kMostNormThreads) return launch(rms_norm_kernel<2>);
+  return vectors <= 4 * kMostNormThreads ? launch(rms_norm_kernel<4>) : cudaErrorInvalidValue;
 }
 
 cudaError_t launch_finish_heads(const FinishHeads& job, cudaStream_t stream) {
@@ -213,26 +269,21 @@ cudaError_t launch_finish_heads(const FinishHeads& job, cudaStream_t stream) {
   const int all = job.heads + (job.k != nullptr ? 2 * job.kv_heads : 0);
   const dim3 grid(static_cast<unsigned>(job.rows), static_cast<unsigned>((all + kHeadsAtOnce - 1) / kHeadsAtOnce));
   if (job.type == DataType::f32) {
-    finish_heads_kernel<float><<<grid, kHeadsAtOnce * 32, 0, stream>>>(job);
-  } else if (job.type == DataType::bf16) {
-    finish_heads_kernel<__nv_bfloat16><<<grid, kHeadsAtOnce * 32, 0, stream>>>(job);
-  } else {
-    return cudaErrorInvalidValue;
+    return launch_overlapped(finish_heads_kernel<float>, grid, kHeadsAtOnce * 32, 0, stream, job);
   }
-  return cudaGetLastError();
+  if (job.type != DataType::bf16) return cudaErrorInvalidValue;
+  return launch_overlapped(finish_heads_kernel<__nv_bfloat16>, grid, kHeadsAtOnce * 32, 0, stream, job);
 }
 
 cudaError_t launch_gate(const __nv_bfloat16* gate_up, int rows, int width, __nv_bfloat16* out, cudaStream_t stream) {
   if (rows < 1 || width % kVector != 0) return cudaErrorInvalidValue;
   const std::size_t vectors = at(rows) * at(width / kVector);
-  gate_kernel<<<blocks_for(vectors), kThreads, 0, stream>>>(gate_up, vectors, width, out);
-  return cudaGetLastError();
+  return launch_overlapped(gate_kernel, blocks_for(vectors), kThreads, 0, stream, gate_up, vectors, width, out);
 }
 
 cudaError_t launch_round(const float* values, std::size_t count, __nv_bfloat16* out, cudaStream_t stream) {
   if (count == 0 || count % kVector != 0) return cudaErrorInvalidValue;
-  round_kernel<<<blocks_for(count / kVector), kThreads, 0, stream>>>(values, count / kVector, out);
-  return cudaGetLastError();
+  return launch_overlapped(round_kernel, blocks_for(count / kVector), kThreads, 0, stream, values, count / kVector, out);
 }
 
 }  // namespace dualdecoder::cuda

@@ -17,7 +17,10 @@ inline constexpr int kMostHeadDim = 256;
 cudaError_t launch_embed(const Token* tokens, int rows, const __nv_bfloat16* embedding, int vocabulary, int width, float* hidden,
                          cudaStream_t stream);
 
-/// RMSNorm of rows [rows, width] f32, rounded to bf16; width % 8 == 0.
+/// Largest width that launch_rms_norm takes.
+inline constexpr int kMostNormWidth = 16384;
+
+/// RMSNorm of rows [rows, width] f32, rounded to bf16; width % 8 == 0. `weight` is not written by any kernel that is under way.
 cudaError_t launch_rms_norm(const float* hidden, const float* weight, float epsilon, int rows, int width, __nv_bfloat16* out,
                             cudaStream_t stream);
 

@@ -61,7 +61,8 @@ void check_shape(const ModelConfig& config, const DenseLimits& limits) {
   detail::require(limits.decode_rows >= 1, "decode_rows", limits.decode_rows, "at least 1");
   detail::require(limits.prefill_rows >= 1, "prefill_rows", limits.prefill_rows, "at least 1");
   detail::require(config.layers >= 1, "layers", config.layers, "at least 1");
-  detail::require(config.hidden >= 8 && config.hidden % 8 == 0, "hidden", config.hidden, "a multiple of 8 on the CUDA backend");
+  detail::require(config.hidden >= 8 && config.hidden % 8 == 0 && config.hidden <= kMostNormWidth, "hidden", config.hidden,
+                  "a multiple of 8 up to 16384 on the CUDA backend");
   detail::require(config.intermediate >= 8 && config.intermediate % 8 == 0, "intermediate", config.intermediate,
                   "a multiple of 8 on the CUDA backend");
   detail::require(config.intermediate <= std::numeric_limits<int>::max() / 2, "intermediate", config.intermediate, "below 2^30");

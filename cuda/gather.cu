@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/launch.hpp"
+
 namespace dualdecoder::cuda {
 namespace {
 
@@ -21,29 +23,55 @@ __device__ unsigned long long now_ns() {
   return time;
 }
 
-// Sources are read once and nobody writes them meanwhile, so they need no place in L1.
+// Sources are read once, so they need no place in L1. Not a load of constants (.nc): the compiler would put some behind the stores.
 __device__ uint4 load_once(const uint4* source) {
   uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(source));
+               : "l"(source)
+               : "memory");
   return value;
 }
 
-__device__ void copy_vectors(std::byte* target, const std::byte* source, unsigned vectors, unsigned lane) {
-  const auto* from = reinterpret_cast<const uint4*>(source);
-  auto* to = reinterpret_cast<uint4*>(target);
-  for (unsigned first = lane; first < vectors; first += kWarp * kInFlight) {
-    uint4 held[kInFlight];
+// Right here, in front of the copies that it is to pass beside: the compiler moves other loads behind them.
+__device__ TransferItem load_item(const TransferItem* source) {
+  static_assert(sizeof(TransferItem) == 24);
+  unsigned long long words[3];
+  const auto* from = reinterpret_cast<const unsigned long long*>(source);
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (first + kWarp * i < vectors) held[i] = load_once(from + first + kWarp * i);
-    }
+  for (int i = 0; i < 3; ++i) asm volatile("ld.global.u64 %0, [%1];" : "=l"(words[i]) : "l"(from + i) : "memory");
+  return {reinterpret_cast<const std::byte*>(words[0]), reinterpret_cast<std::byte*>(words[1]), static_cast<std::uint32_t>(words[2]), 0.0F};
+}
+
+// kLoads vectors a lane, all on their way before the first is stored. No load has a condition: the compiler would put the store under the
+// same one, right behind the load, and a lane would wait for each.
+template <int kLoads>
+__device__ void copy_block(uint4* target, const uint4* source) {
+  uint4 held[kLoads];
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (first + kWarp * i < vectors) __stcg(to + first + kWarp * i, held[i]);
-    }
+  for (int i = 0; i < kLoads; ++i) held[i] = load_once(source + kWarp * i);
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) __stcg(target + kWarp * i, held[i]);
+}
+
+// Blocks as large as the rest allows.
+template <int kLoads>
+__device__ void copy_blocks(uint4*& target, const uint4*& source, unsigned& left) {
+#pragma unroll 1
+  for (; left >= kLoads * kWarp; left -= kLoads * kWarp) {
+    copy_block<kLoads>(target, source);
+    target += kLoads * kWarp;
+    source += kLoads * kWarp;
   }
+}
+
+__device__ void copy_vectors(std::byte* target, const std::byte* source, unsigned vectors, unsigned lane) {
+  const auto* from = reinterpret_cast<const uint4*>(source) + lane;
+  auto* to = reinterpret_cast<uint4*>(target) + lane;
+  copy_blocks<kInFlight>(to, from, vectors);
+  copy_blocks<kInFlight / 2>(to, from, vectors);
+  copy_blocks<1>(to, from, vectors);
+  if (lane < vectors) __stcg(to, load_once(from));
 }
 
 __device__ void copy_item(const TransferItem& item, unsigned lane) {
@@ -83,9 +111,10 @@ __device__ void note_span(SpanRing& ring, unsigned long long begin, unsigned lon
 }
 
 template <bool kPaced>
-__global__ void __launch_bounds__(kThreads) gather(const TransferItem* __restrict__ items, const int* __restrict__ count, int capacity,
-                                                   LaneState* lane_state, GatherPace pace, GatherLabel label) {
+__global__ void __launch_bounds__(kThreads)
+    gather(const TransferItem* items, const int* count, int capacity, LaneState* lane_state, GatherPace pace, GatherLabel label) {
   __shared__ unsigned long long block_bytes;
+  wait_for_earlier_kernels();
   const int n = min(max(*count, 0), capacity);
   if (n == 0) return;
   if (threadIdx.x == 0) {
@@ -98,10 +127,10 @@ __global__ void __launch_bounds__(kThreads) gather(const TransferItem* __restric
   const int step = static_cast<int>(gridDim.x) * kWarps;
   int at = static_cast<int>(blockIdx.x + threadIdx.x / kWarp * gridDim.x);  // a short list is spread over the blocks
   unsigned long long bytes = 0;
-  TransferItem next = at < n ? items[at] : TransferItem{};
+  TransferItem next = at < n ? load_item(items + at) : TransferItem{};
   for (; at < n; at += step) {
     const TransferItem item = next;
-    if (at + step < n) next = items[at + step];  // on its way while this one moves
+    if (at + step < n) next = load_item(items + at + step);  // on its way while this one moves
     if constexpr (kPaced) {
       bool open = true;
       if (lane == 0) open = pass_link(pace, item.bytes);
@@ -144,12 +173,9 @@ cudaError_t launch_gather(const TransferList& list, LaneState* lane, int blocks,
                           const GatherLabel& label) {
   if (list.count == nullptr || list.capacity <= 0) return cudaSuccess;
   const int grid = std::clamp((list.capacity + kWarps - 1) / kWarps, 1, blocks);
-  if (pace.link != nullptr) {
-    gather<true><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace, label);
-  } else {
-    gather<false><<<grid, kThreads, 0, stream.get()>>>(list.items, list.count, list.capacity, lane, pace, label);
-  }
-  return cudaGetLastError();
+  auto* const kernel = pace.link != nullptr ? gather<true> : gather<false>;
+  return launch_overlapped(kernel, static_cast<unsigned>(grid), kThreads, 0, stream.get(), list.items, list.count, list.capacity, lane,
+                           pace, label);
 }
 
 cudaError_t find_gather() {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/check.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
 #include "dualdecoder/detail/advance_place.hpp"
 #include "dualdecoder/error.hpp"
@@ -20,6 +21,7 @@ constexpr int kThreads = 128;
 __global__ void __launch_bounds__(kThreads) copy_row_kernel(StepView view, Selection from, int row, Selection to) {
   const int place = static_cast<int>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y);
+  wait_for_earlier_kernels();
   const bool live = row < view.rows_per_sequence && row_is_live(view.mode[place], row);
   const int from_row = place * view.rows_per_sequence + row;
   const int count = live ? from.count_of(from_row, head) : 0;
@@ -34,12 +36,14 @@ __global__ void __launch_bounds__(kThreads) copy_row_kernel(StepView view, Selec
 __device__ int place_of_thread() { return static_cast<int>(blockIdx.x * kThreads + threadIdx.x); }
 
 __global__ void __launch_bounds__(kThreads) advance_kernel(StepState state, const Token* sampled, AdvanceRule rule) {
+  wait_for_earlier_kernels();
   const int place = place_of_thread();
   if (place < state.sequences)
     detail::advance_place(state, place, sampled + static_cast<std::ptrdiff_t>(place) * state.rows_per_sequence, rule);
 }
 
 __global__ void __launch_bounds__(kThreads) lay_out_kernel(StepState state, Token* tokens, int* positions) {
+  wait_for_earlier_kernels();
   const int place = place_of_thread();
   if (place >= state.sequences) return;
   const RowMode mode = state.mode[place];
@@ -53,6 +57,7 @@ __global__ void __launch_bounds__(kThreads) lay_out_kernel(StepState state, Toke
 }
 
 __global__ void __launch_bounds__(kThreads) force_kernel(StepState state, const Token* forced, Token* sampled) {
+  wait_for_earlier_kernels();
   const int place = place_of_thread();
   if (place >= state.sequences || !row_is_live(state.mode[place], 0)) return;
   if (forced[place] >= 0) sampled[place * state.rows_per_sequence] = forced[place];
@@ -61,6 +66,7 @@ __global__ void __launch_bounds__(kThreads) force_kernel(StepState state, const 
 // Places may share a set of seen tokens, so the bits are set atomically.
 __global__ void __launch_bounds__(kThreads) mark_seen_kernel(StepState state, std::uint64_t* const* seen) {
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
+  wait_for_earlier_kernels();
   const int place = place_of_thread();
   if (place >= state.sequences || !row_is_live(state.mode[place], 0) || seen[place] == nullptr) return;
   const auto token = static_cast<std::uint32_t>(state.token[place]);
@@ -77,8 +83,7 @@ void CudaStepKernels::copy_row(const StepView& view, const Selection& from, int 
   if (view.sequences <= 0 || to.kv_heads <= 0) return;
   const DeviceGuard guard(device_);
   const dim3 grid(static_cast<unsigned>(view.sequences), static_cast<unsigned>(to.kv_heads));
-  copy_row_kernel<<<grid, kThreads, 0, stream.get()>>>(view, from, row, to);
-  check_launch("copy_row");
+  check(launch_overlapped(copy_row_kernel, grid, kThreads, 0, stream.get(), view, from, row, to), "copy_row");
 }
 
 void CudaStepKernels::advance(const StepState& state, const Outcome& outcome, const AdvanceRule& rule, StreamRef stream) {
@@ -86,29 +91,25 @@ void CudaStepKernels::advance(const StepState& state, const Outcome& outcome, co
                                "2 for a dual rule");
   if (state.sequences <= 0) return;
   const DeviceGuard guard(device_);
-  advance_kernel<<<blocks_for(state.sequences), kThreads, 0, stream.get()>>>(state, outcome.sampled, rule);
-  check_launch("advance");
+  check(launch_overlapped(advance_kernel, blocks_for(state.sequences), kThreads, 0, stream.get(), state, outcome.sampled, rule), "advance");
 }
 
 void CudaStepKernels::lay_out(const StepState& state, Token* tokens, int* positions, StreamRef stream) {
   if (state.sequences <= 0) return;
   const DeviceGuard guard(device_);
-  lay_out_kernel<<<blocks_for(state.sequences), kThreads, 0, stream.get()>>>(state, tokens, positions);
-  check_launch("lay_out");
+  check(launch_overlapped(lay_out_kernel, blocks_for(state.sequences), kThreads, 0, stream.get(), state, tokens, positions), "lay_out");
 }
 
 void CudaStepKernels::force(const StepState& state, const Token* forced, Token* sampled, StreamRef stream) {
   if (state.sequences <= 0) return;
   const DeviceGuard guard(device_);
-  force_kernel<<<blocks_for(state.sequences), kThreads, 0, stream.get()>>>(state, forced, sampled);
-  check_launch("force");
+  check(launch_overlapped(force_kernel, blocks_for(state.sequences), kThreads, 0, stream.get(), state, forced, sampled), "force");
 }
 
 void CudaStepKernels::mark_seen(const StepState& state, std::uint64_t* const* seen, StreamRef stream) {
   if (state.sequences <= 0) return;
   const DeviceGuard guard(device_);
-  mark_seen_kernel<<<blocks_for(state.sequences), kThreads, 0, stream.get()>>>(state, seen);
-  check_launch("mark_seen");
+  check(launch_overlapped(mark_seen_kernel, blocks_for(state.sequences), kThreads, 0, stream.get(), state, seen), "mark_seen");
 }
 
 void CudaStepKernels::upload(void* target, const void* source, std::size_t bytes, StreamRef stream) {

@@ -15,7 +15,7 @@ struct SchedulerResources {
   int device = 0;
   MemoryResource* memory = nullptr;  ///< of the device
   StreamRef stream;                  ///< that memory is taken and given back on
-  int prefetch_blocks = 8;           ///< of a gather beside compute: more move faster and take more from the kernels beside them
+  int prefetch_blocks = 4;           ///< of a gather beside compute: more move faster and take more from the kernels beside them
   int urgent_blocks = 16;            ///< of a gather that compute waits for
 };
 
