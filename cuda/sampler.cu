@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/launch.hpp"
 #include "dualdecoder/counter_random.hpp"
 #include "dualdecoder/step_view.hpp"
 
@@ -212,6 +213,27 @@ __device__ Mass rank_reaching(int vocabulary, Mass target, const Order& order, S
   return prefix;
 }
 
+/// e^x for x <= 0, rounded to nearest but for one value in hundreds, so that logits a bit apart are as likely or not as on the CPU, whose
+/// order of equals goes by token. 0 below e^-86, which weighs nothing here. Cody and Waite, Software Manual for the Elementary Functions,
+/// chapter 6, with the last sum in two floats. Written in intrinsics, which are not contracted.
+__device__ float exp_rounded(float x) {
+  if (!(x > -86.0F)) return 0.0F;
+  const float n = rintf(__fmul_rn(x, 1.44269504F));
+  const float upper = __fmaf_rn(n, -0.693359375F, x);  // exact: the constant has 10 bits
+  const float r = __fmaf_rn(n, 2.12194440e-4F, upper);
+  const float lower = __fmaf_rn(n, 2.12194440e-4F, __fsub_rn(upper, r));
+  float p = 1.98412698e-4F;  // Taylor: |r| <= 0.35, so that what is left out is below 2^-29
+  p = __fmaf_rn(p, r, 1.38888889e-3F);
+  p = __fmaf_rn(p, r, 8.33333333e-3F);
+  p = __fmaf_rn(p, r, 4.16666667e-2F);
+  p = __fmaf_rn(p, r, 1.66666667e-1F);
+  p = __fmaf_rn(p, r, 0.5F);
+  const float tail = __fmaf_rn(__fmul_rn(r, r), p, lower);
+  const float sum = __fadd_rn(1.0F, r);
+  const float rest = __fadd_rn(__fsub_rn(r, __fsub_rn(sum, 1.0F)), tail);
+  return __fmul_rn(__fadd_rn(sum, rest), __uint_as_float(static_cast<std::uint32_t>(static_cast<int>(n) + 127) << 23U));
+}
+
 /// Turns logits into probabilities up to the factor of the likeliest one's; 0 for what ranks below `least`. Returns their mass.
 __device__ Mass exponentiate(float* logits, int vocabulary, float top, float temperature, Mass least, float scale, Shared& shared) {
   Mass mass = 0;
@@ -219,7 +241,7 @@ __device__ Mass exponentiate(float* logits, int vocabulary, float top, float tem
   for (int token = static_cast<int>(threadIdx.x); token < vocabulary; token += kThreads) {
     const float logit = logits[token];
     const bool kept = !isnan(logit) && rank_of(ordered(logit), token) >= least;
-    const float value = kept ? expf((logit - top) / temperature) : 0.0F;
+    const float value = kept ? exp_rounded((logit - top) / temperature) : 0.0F;
     logits[token] = value;
     mass += __float2ull_rn(value * scale);
   }
@@ -302,6 +324,7 @@ __device__ Token sample_row(float* logits, int vocabulary, const SamplingOptions
 __global__ void __launch_bounds__(kThreads, 1)
     sample_kernel(float* logits, int vocabulary, const SamplingView sampling, float scale, Token* sampled) {
   __shared__ Shared shared;
+  wait_for_earlier_kernels();
   const int row = static_cast<int>(blockIdx.x);
   const StepView& step = sampling.step;
   const int place = row / step.rows_per_sequence;
@@ -328,8 +351,8 @@ cudaError_t launch_sample(float* logits, int vocabulary, const SamplingView& sam
   int bits = 0;
   while ((1 << bits) < vocabulary) ++bits;
   const float scale = static_cast<float>(Mass{1} << (62 - bits));  // the sum of all masses stays below 2^63
-  sample_kernel<<<static_cast<unsigned>(sampling.step.rows()), kThreads, 0, stream>>>(logits, vocabulary, sampling, scale, sampled);
-  return cudaGetLastError();
+  return launch_overlapped(sample_kernel, static_cast<unsigned>(sampling.step.rows()), kThreads, 0, stream, logits, vocabulary, sampling,
+                           scale, sampled);
 }
 
 }  // namespace dualdecoder::cuda
