@@ -98,30 +98,80 @@ class Reference {
     return worst_in >= best_out - kRankBound;
   }
 
-  /// docs/concepts.md, "Tail estimate" over the newest prompt queries that see every choosable chunk.
-  std::vector<double> biases(int length) const {
-    std::vector<double> bias(at(group()), 0.0);
-    int used = 0;
+  /// Where a choice may fall either way, as ranks differ by less than the bound: all sets that is_choice() takes.
+  std::vector<std::vector<int>> choices(const std::vector<float>& queries, int length) const {
+    const std::vector<int> chosen = choose(queries, length);
+    const std::vector<double> rank = ranks(queries, length);
+    if (chosen.size() == rank.size()) return {chosen};
+    double worst_in = HUGE_VAL;
+    for (const int c : chosen) worst_in = std::min(worst_in, rank[at(c - begin())]);
+    double best_out = -HUGE_VAL;
+    for (std::size_t c = 0; c < rank.size(); ++c) {
+      if (!std::binary_search(chosen.begin(), chosen.end(), begin() + static_cast<int>(c))) best_out = std::max(best_out, rank[c]);
+    }
+    std::vector<int> sure;
+    std::vector<int> open;
+    for (std::size_t c = 0; c < rank.size(); ++c) {
+      const int chunk = begin() + static_cast<int>(c);
+      if (rank[c] > best_out + kRankBound) {
+        sure.push_back(chunk);
+      } else if (rank[c] >= worst_in - kRankBound) {
+        open.push_back(chunk);
+      }
+    }
+    std::vector<std::vector<int>> sets;
+    std::vector<bool> taken(open.size());
+    std::fill_n(taken.begin(), chosen.size() - sure.size(), true);
+    do {
+      std::vector<int> set = sure;
+      for (std::size_t i = 0; i < open.size(); ++i) {
+        if (taken[i]) set.push_back(open[i]);
+      }
+      std::sort(set.begin(), set.end());
+      if (is_choice(set, queries, length)) sets.push_back(std::move(set));
+    } while (std::prev_permutation(taken.begin(), taken.end()));
+    return sets;
+  }
+
+  /// What the formula allows a head's bias to be.
+  struct Bias {
+    double least = 0.0;
+    double most = 0.0;
+  };
+  struct Biases {
+    std::vector<Bias> heads;  // [group]
+    int queries = 0;          // that were compared
+    int ties = 0;             // queries with more than one choice
+  };
+  /// docs/concepts.md, "Tail estimate" over the newest prompt queries that see every choosable chunk. A chunk that changes sides moves the
+  /// ratio of its query by some hundredths, so that a query with a near tie gives a range.
+  Biases biases(int length) const {
+    Biases result;
+    result.heads.resize(at(group()));
     for (int position = std::max(0, length - KvStore::kCalibrationQueries); position < length; ++position) {
       if (position < end(length) * chunk_ - 1) continue;
       const std::vector<float> query = queries(story_, position);
-      const std::vector<int> chosen = choose(query, length);
-      if (static_cast<int>(chosen.size()) == end(length) - begin()) return bias;
+      const std::vector<std::vector<int>> sets = choices(query, length);
+      if (static_cast<int>(sets.front().size()) == end(length) - begin()) return result;
       for (int g = 0; g < group(); ++g) {
-        const std::vector<double> scores = estimates(query, g, length);
-        double exact = 0;
-        double estimated = 0;
-        for (int c = begin(); c < end(length); ++c) {
-          if (std::binary_search(chosen.begin(), chosen.end(), c)) continue;
-          estimated += chunk_ * std::exp(scores[at(c - begin())]);
-          for (int t = 0; t < chunk_; ++t) exact += std::exp(key_score(query, g, c, t));
+        double least = HUGE_VAL;
+        double most = -HUGE_VAL;
+        for (const std::vector<int>& set : sets) {
+          const double ratio = log_ratio(query, g, set, length);
+          least = std::min(least, ratio);
+          most = std::max(most, ratio);
         }
-        bias[at(g)] += std::clamp(std::log(exact / estimated), -3.0, 6.0);
+        result.heads[at(g)].least += least;
+        result.heads[at(g)].most += most;
       }
-      ++used;
+      ++result.queries;
+      result.ties += sets.size() > 1 ? 1 : 0;
     }
-    for (double& b : bias) b /= used > 0 ? used : 1;
-    return bias;
+    for (Bias& bias : result.heads) {
+      bias.least /= std::max(result.queries, 1);
+      bias.most /= std::max(result.queries, 1);
+    }
+    return result;
   }
 
   /// [group, dim] of this KV head.
@@ -144,6 +194,18 @@ class Reference {
       scores.push_back(dot * static_cast<double>(summaries_[at(c)].key_scale) / std::sqrt(options_.head_dim));
     }
     return scores;
+  }
+  /// log(true mass / estimated mass) of what is not chosen, as it counts.
+  double log_ratio(const std::vector<float>& query, int g, const std::vector<int>& chosen, int length) const {
+    const std::vector<double> scores = estimates(query, g, length);
+    double exact = 0;
+    double estimated = 0;
+    for (int c = begin(); c < end(length); ++c) {
+      if (std::binary_search(chosen.begin(), chosen.end(), c)) continue;
+      estimated += chunk_ * std::exp(scores[at(c - begin())]);
+      for (int t = 0; t < chunk_; ++t) exact += std::exp(key_score(query, g, c, t));
+    }
+    return std::clamp(std::log(exact / estimated), -3.0, 6.0);
   }
   double key_score(const std::vector<float>& queries, int g, int c, int t) const {
     double dot = 0;
