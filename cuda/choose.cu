@@ -4,6 +4,7 @@
 
 #include "cuda/block_tools.cuh"
 #include "cuda/check.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 
@@ -61,14 +62,22 @@ __device__ void find_bucket(ChooseMemory& memory, int wanted) {
   __syncthreads();
 }
 
-/// log of the sum of exp(score) over the chunks of one query head; by one warp.
+/// log of the sum of exp(score) over the chunks of one query head; by one warp, which reads all of it at once where it can.
 __device__ float log_sum_of(const float* largest, const float* sums, int splits, int group) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  float top = kLowest;
-  for (int s = lane; s < splits; s += 32) top = fmaxf(top, __ldg(largest + s * group));
-  for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+  float mine = kLowest;
   float sum = 0.0F;
-  for (int s = lane; s < splits; s += 32) sum += __ldg(sums + s * group) * expf(__ldg(largest + s * group) - top);
+  for (int s = lane; s < splits; s += 32) {
+    const float split_largest = __ldcg(largest + s * group);
+    const float split_sum = __ldcg(sums + s * group);
+    if (split_largest == kLowest) continue;  // none of its chunks can be chosen
+    const float top = fmaxf(mine, split_largest);
+    sum = sum * expf(mine - top) + split_sum * expf(split_largest - top);
+    mine = top;
+  }
+  float top = mine;
+  for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+  sum *= expf(mine - top);
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   return top + logf(sum);
 }
@@ -77,46 +86,59 @@ __device__ float4 larger(const float4& a, const float4& score, float log_sum) {
   return {fmaxf(a.x, score.x - log_sum), fmaxf(a.y, score.y - log_sum), fmaxf(a.z, score.z - log_sum), fmaxf(a.w, score.w - log_sum)};
 }
 
-/// Ranks of four chunks at a time, several reads in flight, staged for later; returns the largest rank that this thread saw.
+/// Which chunks a thread ranks: four at a time, kTogether times, whose scores are all read before any is used.
+struct Share {
+  static constexpr int kTogether = 2;
+  const float4* scores;  // of the first query head
+  int stride;            // to the next one
+  int group;
+  int begin;
+  int end;
+
+  __device__ int first_quad() const { return begin / 4 + static_cast<int>(threadIdx.x); }
+  __device__ int quads() const { return (end + 3) / 4; }
+  /// Scores of up to four query heads from `head` on.
+  __device__ void load(int quad, int head, float4 (&score)[kTogether][4]) const {
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+#pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        if (head + g < group && quad + u * kChooseThreads < quads()) {
+          score[u][g] = __ldcg(scores + static_cast<std::size_t>(head + g) * static_cast<std::size_t>(stride) + quad + u * kChooseThreads);
+        }
+      }
+    }
+  }
+};
+
+/// Ranks this thread's share, staged for later; returns the largest of them. `score` holds what comes first.
 template <bool kStaged>
-__device__ float rank_all(const float* scores, const StoreLayout& layout, int begin, int end, const float* log_sums, float* ranks) {
-  constexpr int kTogether = 2;
-  const float4* const fours = reinterpret_cast<const float4*>(scores);
-  const int stride = layout.max_chunks / 4;
-  const int quads = (end + 3) / 4;
+__device__ float rank_all(const Share& share, float4 (&score)[Share::kTogether][4], const float* log_sums, float* ranks) {
+  constexpr int kTogether = Share::kTogether;
   float top = kLowest;
-  for (int q = begin / 4 + static_cast<int>(threadIdx.x); q < quads; q += kTogether * kChooseThreads) {
+  for (int q = share.first_quad(); q < share.quads(); q += kTogether * kChooseThreads) {
     float4 rank[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) rank[u] = {kLowest, kLowest, kLowest, kLowest};
-    for (int first = 0; first < layout.group; first += 4) {
-      float4 score[kTogether][4];
+    for (int first = 0; first < share.group; first += 4) {
+      if (q != share.first_quad() || first != 0) share.load(q, first, score);
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
-          if (first + g < layout.group && q + u * kChooseThreads < quads) {
-            score[u][g] = __ldcg(fours + static_cast<std::size_t>(first + g) * static_cast<std::size_t>(stride) + q + u * kChooseThreads);
-          }
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-#pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          if (first + g < layout.group) rank[u] = larger(rank[u], score[u][g], log_sums[first + g]);
+          if (first + g < share.group) rank[u] = larger(rank[u], score[u][g], log_sums[first + g]);
         }
       }
     }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int chunk = (q + u * kChooseThreads) * 4;
-      if (chunk >= end) continue;
+      if (chunk >= share.end) continue;
       if constexpr (kStaged) reinterpret_cast<float4*>(ranks)[chunk / 4] = rank[u];
       const float four[4] = {rank[u].x, rank[u].y, rank[u].z, rank[u].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (chunk + i >= begin && chunk + i < end) top = fmaxf(top, four[i]);
+        if (chunk + i >= share.begin && chunk + i < share.end) top = fmaxf(top, four[i]);
       }
     }
   }
@@ -145,12 +167,13 @@ __device__ std::uint32_t find_key(ChooseMemory& memory, int wanted, Visit visit,
   return prefix;
 }
 
-/// Marks the `wanted` best of the chunks begin .. end; `top` is the largest rank of those that this thread saw. Returns how many of
-/// bits.ties belong to them.
-template <class RankOf>
-__device__ int mark_best(ChooseMemory& memory, const ChooseBits& bits, int begin, int end, int wanted, float top, RankOf rank_of) {
+/// Marks the `wanted` best of the chunks begin .. end; `top` is the largest rank of those that this thread ranked, and four_ranks(q)
+/// returns ranks of four of these. Returns how many of bits.ties belong to the best.
+template <class RankOf, class FourRanks>
+__device__ int mark_best(ChooseMemory& memory, const ChooseBits& bits, int begin, int end, int wanted, float top, RankOf rank_of,
+                         FourRanks four_ranks) {
   const int thread = static_cast<int>(threadIdx.x);
-  // As many threads as are wanted saw a chunk of this bucket or a better one, so no worse one is chosen.
+  // As many threads as are wanted ranked a chunk of this bucket or a better one, so no worse one is chosen.
   int bound = kBuckets - 1;
   const int quads = (end + 3) / 4 - begin / 4;
   const bool bounded = wanted <= min(quads, kChooseThreads);
@@ -160,13 +183,23 @@ __device__ int mark_best(ChooseMemory& memory, const ChooseBits& bits, int begin
     find_bucket(memory, wanted);
     bound = memory.found_bucket;
   }
-  for (int chunk = begin + thread; chunk < end; chunk += kChooseThreads) {
-    const int bucket = bucket_of(rank_of(chunk));
-    if (bucket > bound) continue;
-    atomicAdd(&memory.histogram[bucket], 1);
-    if (!bounded) continue;
-    const int place = atomicAdd(&memory.candidate_count, 1);
-    if (place < kCandidates) memory.candidates[place] = chunk;
+  // each looks at what it ranked itself, and few have anything within the bound
+  if (thread < quads && bucket_of(top) <= bound) {
+    for (int q = begin / 4 + thread; q < (end + 3) / 4; q += kChooseThreads) {
+      const float4 rank = four_ranks(q);
+      if (bucket_of(fmaxf(fmaxf(rank.x, rank.y), fmaxf(rank.z, rank.w))) > bound) continue;
+      const float four[4] = {rank.x, rank.y, rank.z, rank.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int chunk = 4 * q + i;
+        const int bucket = bucket_of(four[i]);
+        if (chunk < begin || chunk >= end || bucket > bound) continue;
+        atomicAdd(&memory.histogram[bucket], 1);
+        if (!bounded) continue;
+        const int place = atomicAdd(&memory.candidate_count, 1);
+        if (place < kCandidates) memory.candidates[place] = chunk;
+      }
+    }
   }
   __syncthreads();
   const int candidates = memory.candidate_count;
@@ -258,41 +291,44 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(StoreLayout l
   const int row = static_cast<int>(blockIdx.y);
   const int place = row / view.rows_per_sequence;
   const int thread = static_cast<int>(threadIdx.x);
-  const int begin = layout.range_begin();
-  const int end = row_is_live(view.mode[place], row % view.rows_per_sequence) ? layout.range_end(view.position[place]) : begin;
-  const int wanted = min(min(by_row.capacity, layout.selected), end - begin);
-  const std::size_t list = static_cast<std::size_t>(row) * static_cast<std::size_t>(by_row.kv_heads) + static_cast<std::size_t>(kv_head);
-  if (thread == 0) by_row.count[list] = max(wanted, 0);
-  if (wanted <= 0) return;
-
-  const int words = (end + 31) / 32;
   const int all_words = (layout.max_chunks + 31) / 32;
   ChooseBits bits;
   bits.chosen = reinterpret_cast<std::uint32_t*>(dynamic);
   bits.ties = bits.chosen + all_words;
   float* const ranks = reinterpret_cast<float*>(dynamic + (2 * all_words + 3) / 4);
-  const std::size_t work = layout.work_list(layer, row, kv_head);
-  const std::size_t statistics = work * static_cast<std::size_t>(layout.splits) * static_cast<std::size_t>(layout.group);
-  if (thread / 32 < layout.group) {
-    const int g = thread / 32;
-    const int splits = (end + kSplitChunks - 1) / kSplitChunks;
-    const float log_sum = log_sum_of(layout.score_max + statistics + g, layout.score_sum + statistics + g, splits, layout.group);
-    if (thread % 32 == 0) memory.log_sums[g] = log_sum;
-  }
-  for (int w = thread; w < words; w += kChooseThreads) {
-    bits.chosen[w] = 0;
-    bits.ties[w] = 0;
-  }
+  for (int w = thread; w < 2 * all_words; w += kChooseThreads) bits.chosen[w] = 0;
   memory.histogram[thread] = 0;
   memory.histogram[kChooseThreads + thread] = 0;
   if (thread == 0) {
     memory.candidate_count = 0;
     memory.member_count = 0;
   }
+  wait_for_earlier_kernels();
+
+  const RowMode mode = view.mode[place];
+  const int position = view.position[place];
+  const int begin = layout.range_begin();
+  const int end = row_is_live(mode, row % view.rows_per_sequence) ? layout.range_end(position) : begin;
+  const int wanted = min(min(by_row.capacity, layout.selected), end - begin);
+  const std::size_t list = static_cast<std::size_t>(row) * static_cast<std::size_t>(by_row.kv_heads) + static_cast<std::size_t>(kv_head);
+  if (thread == 0) by_row.count[list] = max(wanted, 0);
+  if (wanted <= 0) return;
+
+  const std::size_t work = layout.work_list(layer, row, kv_head);
+  const std::size_t statistics = work * static_cast<std::size_t>(layout.splits) * static_cast<std::size_t>(layout.group);
+  const float* const scores = layout.scores + work * static_cast<std::size_t>(layout.group) * static_cast<std::size_t>(layout.max_chunks);
+  const Share share{reinterpret_cast<const float4*>(scores), layout.max_chunks / 4, layout.group, begin, end};
+  float4 first_scores[Share::kTogether][4];
+  share.load(share.first_quad(), 0, first_scores);  // on their way while the sums are joined
+  if (thread / 32 < layout.group) {
+    const int g = thread / 32;
+    const int splits = (end + kSplitChunks - 1) / kSplitChunks;
+    const float log_sum = log_sum_of(layout.score_max + statistics + g, layout.score_sum + statistics + g, splits, layout.group);
+    if (thread % 32 == 0) memory.log_sums[g] = log_sum;
+  }
   __syncthreads();
 
-  const float* const scores = layout.scores + work * static_cast<std::size_t>(layout.group) * static_cast<std::size_t>(layout.max_chunks);
-  const float top = rank_all<kStaged>(scores, layout, begin, end, memory.log_sums, ranks);
+  const float top = rank_all<kStaged>(share, first_scores, memory.log_sums, ranks);
   const auto rank_of = [&](int chunk) {
     if constexpr (kStaged) return ranks[chunk];
     float rank = kLowest;
@@ -301,17 +337,27 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(StoreLayout l
     }
     return rank;
   };
-  __syncthreads();
+  const auto four_ranks = [&](int quad) {
+    if constexpr (kStaged) return reinterpret_cast<const float4*>(ranks)[quad];
+    float4 rank{kLowest, kLowest, kLowest, kLowest};
+    for (int g = 0; g < layout.group; ++g) {
+      rank = larger(rank, __ldcg(share.scores + static_cast<std::size_t>(g) * static_cast<std::size_t>(share.stride) + quad),
+                    memory.log_sums[g]);
+    }
+    return rank;
+  };
 
   const std::size_t to = list * static_cast<std::size_t>(by_row.capacity);
   if (wanted == end - begin) {
+    __syncthreads();  // ranks that others staged
     for (int i = thread; i < wanted; i += kChooseThreads) {
       by_row.chunks[to + i] = begin + i;
       by_row.scores[to + i] = expf(rank_of(begin + i));
     }
     return;
   }
-  const int ties = mark_best(memory, bits, begin, end, wanted, top, rank_of);
+  const int ties = mark_best(memory, bits, begin, end, wanted, top, rank_of, four_ranks);
+  let_next_kernel_begin();
   write_chosen(memory, bits, begin, end, ties, by_row.chunks + to, by_row.scores + to, rank_of);
 }
 
@@ -326,8 +372,7 @@ void launch_choice(const StoreLayout& layout, Layer layer, const StepView& view,
   const std::size_t bytes = choice_bytes(layout, kStaged);
   allow_shared_memory(choose_kernel<kStaged>, bytes, "choose_chunks: shared memory");
   const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.rows()));
-  choose_kernel<kStaged><<<grid, kChooseThreads, bytes, stream>>>(layout, layer, view, by_row);
-  check_launch("choose_chunks");
+  check(launch_overlapped(choose_kernel<kStaged>, grid, kChooseThreads, bytes, stream, layout, layer, view, by_row), "choose_chunks");
 }
 
 }  // namespace

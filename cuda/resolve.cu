@@ -5,6 +5,7 @@
 #include "cuda/block_tools.cuh"
 #include "cuda/candidates.cuh"
 #include "cuda/check.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/resolve_tools.cuh"
 #include "cuda/shared_memory.hpp"
 #include "cuda/slot_table.cuh"
@@ -246,6 +247,7 @@ struct PlaceMemory {
 __global__ void __launch_bounds__(kSlotThreads)
     place_kernel(StoreLayout layout, Layer target, StepView view, CandidateLists lists, TransferList prefetch) {
   __shared__ PlaceMemory memory;
+  wait_for_earlier_kernels();
   const int thread = static_cast<int>(threadIdx.x);
   const std::uint32_t pass = *layout.pass;
   const std::uint32_t predicted_time = 2 * pass + 2;
@@ -380,8 +382,8 @@ void resolve_predicted(const StoreLayout& layout, Layer target, const StepView& 
   list_kernel<<<blocks, kSlotThreads, bytes, stream>>>(layout, target, view, predicted, missed != nullptr ? *missed : Selection{}, lists,
                                                        prefetch);
   check_launch("resolve_predicted: list");
-  place_kernel<<<blocks, kSlotThreads, 0, stream>>>(layout, target, view, lists, prefetch);
-  check_launch("resolve_predicted: place");
+  check(launch_overlapped(place_kernel, blocks, kSlotThreads, 0, stream, layout, target, view, lists, prefetch),
+        "resolve_predicted: place");
 }
 
 void commit_rows(const StoreLayout& layout, const StepView& view, const TransferList& write_back, cudaStream_t stream) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/check.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/tensor_core.cuh"
@@ -191,6 +192,8 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   const int split = static_cast<int>(blockIdx.x);
   const int kv_head = static_cast<int>(blockIdx.y);
   const int place = static_cast<int>(blockIdx.z);
+  // The key means too wait for it: an append may be right ahead, and of kernels that overlap several can be under way.
+  wait_for_earlier_kernels();
   const RowMode mode = view.mode[place];  // these three at once: what follows waits for them
   const int position = view.position[place];
   const int storage = view.slot_of[place];
@@ -338,6 +341,7 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
     }
   }
 
+  let_next_kernel_begin();
 #pragma unroll
   for (int n = 0; n < kQueryTiles; ++n) {
     Softmax& total = softmax[n];
@@ -371,8 +375,8 @@ void launch_scores(const StoreLayout& layout, Layer layer, const StepView& view,
   allow_shared_memory(kernel, bytes, "score_summaries: shared memory");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "score_summaries: shared memory next to L1");
-  kernel<<<grid, threads, bytes, stream>>>(layout, layer, view, queries, 1.0F / std::sqrt(static_cast<float>(kDim)));
-  check_launch("score_summaries");
+  check(launch_overlapped(kernel, grid, threads, bytes, stream, layout, layer, view, queries, 1.0F / std::sqrt(static_cast<float>(kDim))),
+        "score_summaries");
 }
 
 template <int kDim>
