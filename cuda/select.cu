@@ -355,10 +355,12 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   }
   __syncthreads();
   if (thread >= query_count) return;
-  Softmax total;
-  for (int w = 0; w < warps; ++w) total.merge(shared.largest[w][thread], shared.sums[w][thread]);
-  layout.score_max[statistics_at(thread)] = total.largest;
-  layout.score_sum[statistics_at(thread)] = total.sum;
+  float largest = -FLT_MAX;
+  for (int w = 0; w < warps; ++w) largest = fmaxf(largest, shared.largest[w][thread]);
+  float sum = 0.0F;  // of terms that do not wait for each other
+  for (int w = 0; w < warps; ++w) sum += shared.sums[w][thread] * power_of_two((shared.largest[w][thread] - largest) * kLog2e);
+  layout.score_max[statistics_at(thread)] = largest;
+  layout.score_sum[statistics_at(thread)] = sum;
 }
 
 template <int kDim, int kQueryTiles>
