@@ -1,10 +1,13 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "cuda/attend_tail.cuh"
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/join_partials.cuh"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
@@ -13,7 +16,7 @@
 namespace dualdecoder::cuda {
 namespace {
 
-constexpr int kStages = 2;
+constexpr int kHalves = 3;  // so that four blocks of 128 dims fit a multiprocessor of compute capability 9.0 exactly
 
 /// What blocks read of a pass.
 struct Pass {
@@ -55,37 +58,40 @@ struct Pass {
 struct SlotRows {
   static constexpr bool kTilesAreContiguous = false;
   const std::byte* data;  ///< of the slot list
-  const int* slots;
+  const std::uint32_t* slots;
   int shift;  ///< log2 of the chunk's tokens
-  int row_bytes;
+  std::uint32_t row_bytes;
   std::uint32_t chunk_bytes;
   std::uint32_t value_offset;
 
   __device__ const std::byte* key(int i) const {
-    return data + static_cast<std::size_t>(slots[i >> shift]) * chunk_bytes + (i & ((1 << shift) - 1)) * row_bytes;
+    // without a sign, since products of unsigned words take one instruction
+    const std::uint32_t in_chunk = (static_cast<std::uint32_t>(i) & ((1U << shift) - 1U)) * row_bytes;
+    return data + (std::uint64_t{slots[i >> shift]} * chunk_bytes + in_chunk);
   }
 };
 
-/// Sinks, then the window from token window_first on.
+/// Sinks, then the window from the first chunk behind the choosable ones on, which the ring holds in one turn.
 struct NearRows {
   static constexpr bool kTilesAreContiguous = false;
   const std::byte* sinks;
   const std::byte* window;
   int sink_tokens;
-  int window_first;
   int window_chunks;
+  int first_place;  ///< of that chunk in the ring
   int shift;
-  int row_bytes;
+  std::uint32_t row_bytes;
   std::uint32_t chunk_bytes;
   std::uint32_t value_offset;
 
   __device__ const std::byte* key(int i) const {
     const bool sink = i < sink_tokens;
-    const int token = sink ? i : i - sink_tokens + window_first;
-    const int chunk = token >> shift;
-    const std::byte* const base = sink ? sinks + static_cast<std::size_t>(chunk) * chunk_bytes
-                                       : window + static_cast<std::size_t>(chunk % window_chunks) * chunk_bytes;
-    return base + (token & ((1 << shift) - 1)) * row_bytes;
+    const int token = sink ? i : i - sink_tokens;
+    int place = token >> shift;
+    if (!sink) place += first_place;
+    if (!sink && place >= window_chunks) place -= window_chunks;
+    const std::uint32_t in_chunk = (static_cast<std::uint32_t>(token) & ((1U << shift) - 1U)) * row_bytes;
+    return (sink ? sinks : window) + (std::uint64_t{static_cast<std::uint32_t>(place)} * chunk_bytes + in_chunk);
   }
 };
 
@@ -106,7 +112,7 @@ __device__ void attend_and_store(const Pass& pass, const Rows& rows, int count, 
   for (int n = 0; n < kGroups; ++n) seen[n][0] = seen[n][1] = count;
   WarpSums<kDim, kGroups> sums;
   const float scale = kLog2e * rsqrtf(static_cast<float>(kDim));
-  attend_to_tokens<Shape, kDim, kGroups, kStages>(rows, count, seen, scale, sums);
+  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, count, seen, scale, sums);
   store_partial<Shape, kDim, kGroups>(sums, pass.layout.group, [&](int column) { return pass.partial(row, kv_head, part, column); });
 }
 
@@ -129,19 +135,19 @@ __device__ void attend_to_chosen(const Pass& pass, int row, int kv_head, int par
   }
   const int count = min(total - part * each, each);
   if (count <= 0 || !live) return;  // nobody reads its partial result
-  stage_row_queries<Shape, kDim>(pass, row, kv_head);
-  auto* const slots = reinterpret_cast<int*>(block_memory());
-  int* const present_count = slots + kPartTokens / 4;
-  if (thread < 32) {
-    const int* const slot_of = layout.slot_of + slot_list * static_cast<std::size_t>(layout.max_chunks);
-    int slot[2];
+  const int* const slot_of = layout.slot_of + slot_list * static_cast<std::size_t>(layout.max_chunks);
+  int slot[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) slot[i] = i * 32 + thread < count ? slot_of[chunks[i]] : -1;
+  for (int i = 0; i < 2; ++i) slot[i] = thread < 32 && i * 32 + thread < count ? slot_of[chunks[i]] : -1;
+  stage_row_queries<Shape, kDim>(pass, row, kv_head);  // while the slots are on their way
+  auto* const slots = reinterpret_cast<std::uint32_t*>(block_memory());
+  auto* const present_count = reinterpret_cast<int*>(slots + kPartTokens / 4);
+  if (thread < 32) {
     int before = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const unsigned present = __ballot_sync(kAllLanes, static_cast<int>(slot[i] >= 0));
-      if (slot[i] >= 0) slots[before + __popc(present & ((1U << thread) - 1U))] = slot[i];
+      if (slot[i] >= 0) slots[before + __popc(present & ((1U << thread) - 1U))] = static_cast<std::uint32_t>(slot[i]);
       before += __popc(present);
     }
     if (thread == 0) *present_count = before;
@@ -187,8 +193,8 @@ __device__ void attend_to_near(const Pass& pass, int row, int kv_head) {
   const NearRows rows{.sinks = layout.near_chunk(list, 0),
                       .window = layout.window + list * static_cast<std::size_t>(layout.window_chunks) * layout.chunk_bytes,
                       .sink_tokens = sink_tokens,
-                      .window_first = window_first,
                       .window_chunks = layout.window_chunks,
+                      .first_place = layout.range_end(length) % layout.window_chunks,
                       .shift = __ffs(layout.chunk) - 1,
                       .row_bytes = kDim * 2,
                       .chunk_bytes = layout.chunk_bytes,
@@ -211,7 +217,9 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
   block.begin = max(block.first, layout.range_begin());
   block.end = min(block.first + kSplitChunks, layout.range_end(length));
   block.live = 0;
-  for (int r = 0; r < block.rows; ++r) block.live |= static_cast<unsigned>(pass.is_live(block.first_row + r)) << r;
+  const RowMode mode = view.mode[place];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) block.live |= static_cast<unsigned>(r < block.rows && row_is_live(mode, first_number + r)) << r;
   if (block.live == 0 || block.begin >= block.end) return;
   block.list = layout.list(block.slot, pass.layer, kv_head);
   block.slot_list = pass.slot_list(block.slot, kv_head);
@@ -222,30 +230,33 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
     block.chosen_count[r] = live ? pass.chosen_count(block.first_row + r, kv_head) : 0;
   }
   std::byte* const own = block_memory() + Shape::kTiles + threadIdx.x / 32 * Shape::kWarpBytes;
-  constexpr int kLandingBytes = kWarpChunks * kDim / 2;
-  static_assert(kLandingBytes + kWarpChunks * 4 <= Shape::kWarpBytes);
+  constexpr int kScaleBytes = kWarpChunks * 4;
+  constexpr int kRing = std::min((Shape::kWarpBytes - kScaleBytes) / (kDim * kTileChunks / 2), kWarpTiles);
   WarpSums<kDim, kGroups> sums;
-  attend_to_tail<kDim, kGroups>(layout, pass.layer, block, reinterpret_cast<std::uint32_t*>(block_memory()),
-                                reinterpret_cast<float*>(own + kLandingBytes), own, sums);
+  attend_to_tail<kDim, kGroups, kRing>(layout, pass.layer, block, reinterpret_cast<std::uint32_t*>(block_memory()),
+                                       reinterpret_cast<float*>(own), own + kScaleBytes, sums);
   store_partial<Shape, kDim, kGroups>(sums, block.rows * layout.group, [&](int column) -> float* {
-    const int r = column / layout.group;
+    const int r = column < layout.group ? 0 : 1;
     if ((block.live >> r & 1U) == 0) return nullptr;
     return pass.partial(block.first_row + r, kv_head, layout.parts + 1 + split, column - r * layout.group);
   });
 }
 
 /// Blocks of all kinds in one grid, so that none waits for another kind: parts of the chosen chunks and, as one part more, sinks and window
-/// of every row list, then splits of the tail.
+/// of every row list; and splits of the tail. The kinds are spread evenly over the grid, since one is bound by memory and the other not:
+/// block b comes behind b * exact_step / 2^32 blocks of the former.
 template <int kDim, int kGroups, int kTailGroups>
-__global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 3 : 1) attend_kernel(const __grid_constant__ Pass pass) {
+__global__ void __launch_bounds__(kAttendThreads, kDim > 128 ? 1 : (kTailGroups == 1 ? 4 : 3))
+    attend_kernel(const __grid_constant__ Pass pass, std::uint64_t exact_step) {
+  let_next_start();
   const int kv_heads = pass.layout.kv_heads;
-  const int parts = pass.layout.parts + 1;
-  const int exact_blocks = pass.view.sequences * pass.view.rows_per_sequence * kv_heads * parts;
-  int index = static_cast<int>(blockIdx.x);
-  if (index < exact_blocks) {
+  const auto exact_before = [=](unsigned block) { return static_cast<int>(block * exact_step >> 32); };
+  int index = exact_before(blockIdx.x);
+  if (exact_before(blockIdx.x + 1) > index) {
+    const int parts = pass.layout.parts + 1;
     const int part = index % parts;
     index /= parts;
-    using Shape = AttendShape<kDim, kGroups, kStages>;
+    using Shape = AttendShape<kDim, kGroups, kHalves>;
     if (part < pass.layout.parts) {
       attend_to_chosen<Shape, kDim, kGroups>(pass, index / kv_heads, index % kv_heads, part);
     } else {
@@ -253,13 +264,13 @@ __global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 3 : 1) attend_ke
     }
     return;
   }
-  index -= exact_blocks;
+  index = static_cast<int>(blockIdx.x) - index;
   const int split = index % pass.layout.splits;
   index /= pass.layout.splits;
   const int kv_head = index % kv_heads;
   index /= kv_heads;
   const int shares = pass.view.rows_per_sequence / pass.tail_rows;
-  attend_to_estimated<AttendShape<kDim, kTailGroups, kStages>, kDim, kTailGroups>(pass, index / shares, index % shares * pass.tail_rows,
+  attend_to_estimated<AttendShape<kDim, kTailGroups, kHalves>, kDim, kTailGroups>(pass, index / shares, index % shares * pass.tail_rows,
                                                                                   kv_head, split);
 }
 
@@ -286,20 +297,22 @@ struct AttendPlan {
 
 template <int kDim, int kGroups, int kTailGroups>
 void launch(const Pass& pass, cudaStream_t stream) {
-  constexpr int kExactBytes = AttendShape<kDim, kGroups, kStages>::kBytes;
-  constexpr int kTailBytes = AttendShape<kDim, kTailGroups, kStages>::kBytes;
+  constexpr int kExactBytes = AttendShape<kDim, kGroups, kHalves>::kBytes;
+  constexpr int kTailBytes = AttendShape<kDim, kTailGroups, kHalves>::kBytes;
   constexpr int kBytes = kExactBytes > kTailBytes ? kExactBytes : kTailBytes;
   const StoreLayout& layout = pass.layout;
   const int lists = pass.view.rows() * layout.kv_heads;
+  const int exact_blocks = lists * (layout.parts + 1);
   const int tail_blocks = layout.tail ? lists / pass.tail_rows * layout.splits : 0;
   const auto kernel = attend_kernel<kDim, kGroups, kTailGroups>;
   allow_shared_memory(kernel, kBytes, "attend_chunks: shared memory of a block for this head_dim");
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(lists * (layout.parts + 1) + tail_blocks));
+  config.gridDim = dim3(static_cast<unsigned>(exact_blocks + tail_blocks));
+  const std::uint64_t exact_step = ((std::uint64_t{static_cast<unsigned>(exact_blocks)} << 32) + config.gridDim.x - 1) / config.gridDim.x;
   config.blockDim = dim3(kAttendThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
-  check(cudaLaunchKernelEx(&config, kernel, pass), "attend_chunks");
+  check(cudaLaunchKernelEx(&config, kernel, pass, exact_step), "attend_chunks");
 }
 
 template <int kDim>

@@ -12,7 +12,6 @@ namespace dualdecoder::cuda {
 
 inline constexpr int kWarpTiles = kSplitChunks / kTileChunks / kAttendWarps;
 inline constexpr int kWarpChunks = kWarpTiles * kTileChunks;
-inline constexpr float kNegligibleWeight = 1e-9F;  // of the largest, as in the CPU store: what is below is counted but its value not read
 
 /// What a block of the tail works on: rows first_row .. first_row+rows-1, which are of one sequence.
 struct TailBlock {
@@ -43,9 +42,9 @@ __device__ inline void mark_excluded(const StoreLayout& layout, const TailBlock&
   __syncthreads();
   const int* const slot_of = layout.slot_of + block.slot_list * static_cast<std::size_t>(layout.max_chunks);
   // both rows at once, each by its share of the threads
-  const int share = kAttendThreads / block.rows;
-  const int r = static_cast<int>(threadIdx.x) / share;
-  const int thread = static_cast<int>(threadIdx.x) % share;
+  const int share = block.rows == 2 ? kAttendThreads / 2 : kAttendThreads;
+  const int r = static_cast<int>(threadIdx.x) < share ? 0 : 1;
+  const int thread = static_cast<int>(threadIdx.x) - r * share;
   const int* const chosen = r == 0 ? block.chosen[0] : block.chosen[1];
   int from = 0;
   int to = r == 0 ? block.chosen_count[0] : block.chosen_count[1];
@@ -62,10 +61,18 @@ __device__ inline void mark_excluded(const StoreLayout& layout, const TailBlock&
     from = max(0, ((r == 0 ? before[0] : before[1]) - 1) * step);
     to = min(to, (r == 0 ? inside[0] : inside[1]) * step);
   }
-  for (int i = from + thread; i < to; i += share) {
-    const int chunk = chosen[i];
-    if (chunk < block.begin || chunk >= block.end || slot_of[chunk] < 0) continue;
-    atomicOr(excluded + r * kWords + (chunk - block.first) / 32, 1U << (chunk % 32));
+  constexpr int kBatch = 4;  // chunks of a thread that are looked up at a time
+  for (int base = from + thread; base < to; base += kBatch * share) {
+    int chunk[kBatch];
+    int slot[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) chunk[k] = base + k * share < to ? chosen[base + k * share] : -1;
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) slot[k] = chunk[k] >= block.begin && chunk[k] < block.end ? slot_of[chunk[k]] : -1;
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      if (slot[k] >= 0) atomicOr(excluded + r * kWords + (chunk[k] - block.first) / 32, 1U << (chunk[k] % 32));
+    }
   }
   __syncthreads();
 }
@@ -109,8 +116,7 @@ struct ColumnWeights {
   std::uint32_t pair[kWarpTiles][2];
   float largest;
   float sum;
-  float level_offset;    ///< what the bias of 8 in the nibbles adds to every product
-  std::uint32_t needed;  ///< bit i: the lane has a weight in tile i that counts
+  float level_offset;  ///< what the bias of 8 in the nibbles adds to every product
 };
 
 /// A lane's scores of 16 tiles: chunks 2t, 2t + 1, 2t + 8 and 2t + 9 of each, of a column.
@@ -145,18 +151,17 @@ __device__ inline ColumnWeights weigh_column(ColumnScores& score, bool live, flo
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const bool counts = live && (bits >> (k % 2 + k / 2 * 8) & 1U) == 0;
-      score[i][k] = counts ? score[i][k] * kLog2e + shift : lowest();
+      score[i][k] = counts ? score[i][k] : lowest();
       largest = fmaxf(largest, score[i][k]);
     }
   }
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-  const float reference = largest == lowest() ? 0.0F : largest;
+  const float reference = largest == lowest() ? 0.0F : largest * kLog2e;
   ColumnWeights weights;
-  weights.largest = largest;
+  weights.largest = largest == lowest() ? lowest() : reference + shift;
   weights.sum = 0.0F;
   weights.level_offset = 0.0F;
-  weights.needed = 0;
 #pragma unroll
   for (int i = 0; i < kWarpTiles; ++i) {
     const float2 low_scale = *reinterpret_cast<const float2*>(scales + i * kTileChunks + 2 * t);
@@ -164,16 +169,14 @@ __device__ inline ColumnWeights weigh_column(ColumnScores& score, bool live, flo
     float weight[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float w = power_of_two(score[i][k] - reference);
-      weights.sum += w;
-      weight[k] = w < kNegligibleWeight ? 0.0F : w;
+      weight[k] = power_of_two(score[i][k] * kLog2e - reference);
+      weights.sum += weight[k];
     }
     weights.pair[i][0] = pack_f16(weight[0] * low_scale.x, weight[1] * low_scale.y);
     weights.pair[i][1] = pack_f16(weight[2] * high_scale.x * 0.0625F, weight[3] * high_scale.y * 0.0625F);
     const float2 low = unpack_f16(weights.pair[i][0]);
     const float2 high = unpack_f16(weights.pair[i][1]);
     weights.level_offset += (low.x + low.y) + (high.x + high.y) * 16.0F;
-    weights.needed |= static_cast<std::uint32_t>((weights.pair[i][0] | weights.pair[i][1]) != 0) << i;
   }
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
@@ -214,7 +217,7 @@ struct TailColumn {
 __device__ inline TailColumn tail_column(const StoreLayout& layout, Layer layer, const TailBlock& block, int n) {
   const int column = n * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
   TailColumn out;
-  out.row = min(column / layout.group, block.rows - 1);
+  out.row = column >= layout.group && block.rows == 2 ? 1 : 0;
   const int own = column - out.row * layout.group;
   out.live = own < layout.group && (block.live >> out.row & 1U) != 0;
   const auto head = static_cast<std::size_t>(out.live ? own : 0);
@@ -227,17 +230,38 @@ __device__ inline TailColumn tail_column(const StoreLayout& layout, Layer layer,
 }
 
 /// Attends to what the block's rows estimate of a split. Column c is head c % group of row c / group. `excluded` is shared memory of the
-/// block, `scales` and `landing`, where tiles arrive, of the warp.
-template <int kDim, int kGroups>
+/// block, `scales` and `landing`, where kRing tiles at a time arrive, of the warp.
+template <int kDim, int kGroups, int kRing>
 __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const TailBlock& block, std::uint32_t* excluded, float* scales,
                                std::byte* landing, WarpSums<kDim, kGroups>& sums) {
+  static_assert(kRing >= 2);
   constexpr int kTileBytes = kDim * kTileChunks / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int first = block.first + warp * kWarpChunks;
+  const std::byte* const tiles =
+      reinterpret_cast<const std::byte*>(layout.value_tiles) +
+      (block.list * static_cast<std::size_t>(layout.max_chunks / kTileChunks) + static_cast<std::size_t>(first / kTileChunks)) * kTileBytes;
+  constexpr int kPieces = kTileBytes / 16;
+  const std::byte* const source = tiles + lane * 16;
+  const std::uint32_t target = shared_address(landing) + static_cast<std::uint32_t>(lane * 16);
+  const int range_begin = block.begin - first - kTileChunks;
+  const int range_end = block.end - first;
+  // a tile outside the range is not read; whatever then lies where it would arrive has no weight
+  const auto bring = [&](int i) {
+    if (i < kWarpTiles && i * kTileChunks > range_begin && i * kTileChunks < range_end) {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; piece += 32) {
+        if (piece + 32 > kPieces && piece + lane >= kPieces) break;
+        copy_async(target + static_cast<std::uint32_t>(i % kRing * kTileBytes + piece * 16), source + i * kTileBytes + piece * 16, true);
+      }
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int i = 0; i < kRing; ++i) bring(i);  // before anything is known of their weights, so that they arrive meanwhile
   ColumnWeights weights[kGroups];
   float unit = 0.0F;
-  std::uint32_t needed = 0;
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
     const TailColumn column = tail_column(layout, layer, block, n);
@@ -249,49 +273,24 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
       mark_excluded(layout, block, excluded);
     }
     weights[n] = weigh_column(scores, column.live, shift, excluded + column.row * (kSplitChunks / 32) + warp * (kWarpChunks / 32), scales);
-    needed |= weights[n].needed;
-  }
-  needed = __reduce_or_sync(kAllLanes, needed);
-  const std::byte* const tiles =
-      reinterpret_cast<const std::byte*>(layout.value_tiles) +
-      (block.list * static_cast<std::size_t>(layout.max_chunks / kTileChunks) + static_cast<std::size_t>(first / kTileChunks)) * kTileBytes;
-  constexpr int kBatch = kWarpTiles / 4;
-#pragma unroll
-  for (int i = 0; i < kWarpTiles; ++i) {
-    if ((needed >> i & 1U) != 0) {
-#pragma unroll
-      for (int piece = lane; piece < kTileBytes / 16; piece += 32) {
-        copy_async(shared_address(landing + i * kTileBytes + piece * 16), tiles + i * kTileBytes + piece * 16, true);
-      }
-    }
-    if (i % kBatch == kBatch - 1) commit_copies();
   }
   sums.clear();
-  const auto add_batch = [&](int batch) {
-    __syncwarp();  // the copies of all lanes have arrived
 #pragma unroll
-    for (int i = 0; i < kWarpTiles; ++i) {
-      if (i / kBatch != batch || (needed >> i & 1U) == 0) continue;
-      std::uint32_t words[kDim / 16];
-      load_levels<kDim>(landing + i * kTileBytes, words);
+  for (int i = 0; i < kWarpTiles; ++i) {
+    wait_for_copies<kRing - 2>();
+    __syncwarp();  // the copies of all lanes have arrived, and all lanes are done with the tile before
+    if (i > 0) bring(i - 1 + kRing);
+    std::uint32_t words[kDim / 16];
+    load_levels<kDim>(landing + i % kRing * kTileBytes, words);
 #pragma unroll
-      for (int m = 0; m < kDim / 16; ++m) {
-        // nibbles as f16 subnormals: (level + 8) * 2^-24, or 2^-20 where they stay four bits up
-        const std::uint32_t upper = words[m] >> 8;
-        const std::uint32_t levels[4] = {words[m] & 0x000F000FU, upper & 0x000F000FU, words[m] & 0x00F000F0U, upper & 0x00F000F0U};
+    for (int m = 0; m < kDim / 16; ++m) {
+      // nibbles as f16 subnormals: (level + 8) * 2^-24, or 2^-20 where they stay four bits up
+      const std::uint32_t upper = words[m] >> 8;
+      const std::uint32_t levels[4] = {words[m] & 0x000F000FU, upper & 0x000F000FU, words[m] & 0x00F000F0U, upper & 0x00F000F0U};
 #pragma unroll
-        for (int n = 0; n < kGroups; ++n) multiply_add_f16(sums.values[m][n], levels, weights[n].pair[i][0], weights[n].pair[i][1]);
-      }
+      for (int n = 0; n < kGroups; ++n) multiply_add_f16(sums.values[m][n], levels, weights[n].pair[i][0], weights[n].pair[i][1]);
     }
-  };
-  wait_for_copies<3>();
-  add_batch(0);
-  wait_for_copies<2>();
-  add_batch(1);
-  wait_for_copies<1>();
-  add_batch(2);
-  wait_for_copies<0>();
-  add_batch(3);
+  }
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
 #pragma unroll

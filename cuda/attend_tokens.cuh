@@ -25,15 +25,15 @@ inline constexpr float kLog2e = 1.4426950408889634F;
 
 __device__ inline float lowest() { return -INFINITY; }
 
-/// How a block's shared memory is cut. kGroups: of 8 columns.
-template <int kDim, int kGroups, int kStages>
+/// How a block's shared memory is cut. kGroups: of 8 columns. kHalves: halves of a tile, its keys or its values, that a warp has room for.
+template <int kDim, int kGroups, int kHalves>
 struct AttendShape {
   static constexpr int kColumns = kGroups * 8;
   /// Bytes between rows: an odd number of 16-byte pieces, so that the eight rows of a matrix lie in different banks.
   static constexpr int kStride = kDim * 2 + 16;
   static constexpr int kQueryBytes = kColumns * kStride;
-  static constexpr int kStageBytes = 2 * kTileTokens * kStride;  // keys, then values
-  static constexpr int kWarpBytes = kStages * kStageBytes;
+  static constexpr int kHalfBytes = kTileTokens * kStride;
+  static constexpr int kWarpBytes = kHalves * kHalfBytes;
   static constexpr int kTableBytes = 512;                            // what the kind of block wants to look up
   static constexpr int kSumBytes = 2 * kAttendWarps * kColumns * 4;  // largest scores and sums of the warps
   static constexpr int kQueries = kTableBytes + kSumBytes;           // offsets
@@ -41,8 +41,8 @@ struct AttendShape {
   static constexpr int kBytes = kTiles + kAttendWarps * kWarpBytes;
   static constexpr int kJoinStride = kDim + 4;  // floats between columns of the warps' results, which lie where the tiles were
   static_assert(kAttendWarps * kColumns * kJoinStride * 4 <= kAttendWarps * kWarpBytes);
-  /// Queries stay in registers where these are few.
-  static constexpr bool kQueriesInRegisters = kDim / 16 * kGroups <= 8;
+  /// Queries stay in registers where these are few; with little room for tiles blocks are many, and registers scarce.
+  static constexpr bool kQueriesInRegisters = kHalves > 3 && kDim / 16 * kGroups <= 8;
 };
 
 /// A warp's part of softmax(scores) * values: row m * 16 + g (+ 8) is a dim, column n * 8 + 2 * t (+ 1) a query. Scores are in units of
@@ -127,10 +127,11 @@ struct Queries {
   }
 };
 
-/// Adds one tile of 16 tokens at `tile` in shared memory. `limit[n][i]`: how many of them the lane's columns see.
+/// Scores the keys of 16 tokens at `tile` in shared memory, makes room for them in `sums` and leaves their weights as add_values() takes
+/// them. `limit[n][i]`: how many of them the lane's columns see.
 template <class Shape, int kDim, int kGroups>
-__device__ void add_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>& queries, float scale, const int (&limit)[kGroups][2],
-                         bool all_seen, WarpSums<kDim, kGroups>& sums) {
+__device__ void weigh_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>& queries, float scale, const int (&limit)[kGroups][2],
+                           bool all_seen, WarpSums<kDim, kGroups>& sums, std::uint32_t (&weights)[kGroups][2]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float scores[kGroups][4] = {};
   float low_scores[kGroups][4] = {};  // of the queries' lower parts
@@ -152,7 +153,6 @@ __device__ void add_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>
       }
     }
   }
-  std::uint32_t weights[kGroups][2];
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
     float factor[2];
@@ -192,8 +192,13 @@ __device__ void add_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>
       for (int i = 0; i < 4; ++i) sums.values[m][n][i] *= factor[i % 2];
     }
   }
-  const std::uint32_t value_row =
-      tile + static_cast<std::uint32_t>(kTileTokens * Shape::kStride + (lane % 8 + lane / 16 * 8) * Shape::kStride + lane / 8 % 2 * 16);
+}
+
+/// Adds the values of 16 tokens at `tile` in shared memory.
+template <class Shape, int kDim, int kGroups>
+__device__ void add_values(std::uint32_t tile, const std::uint32_t (&weights)[kGroups][2], WarpSums<kDim, kGroups>& sums) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t value_row = tile + static_cast<std::uint32_t>((lane % 8 + lane / 16 * 8) * Shape::kStride + lane / 8 % 2 * 16);
 #pragma unroll
   for (int m = 0; m < kDim / 16; ++m) {
     std::uint32_t values[4];
@@ -206,43 +211,54 @@ __device__ void add_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>
 /// Attends to tokens 0 .. count-1 of a block, of which the lane's columns see the first `seen`. `rows` says where they lie: key(i) points
 /// to token i's key in global memory, value_offset bytes before its value; where Rows::kTilesAreContiguous the keys of a tile are one
 /// piece. Queries have been staged.
-template <class Shape, int kDim, int kGroups, int kStages, class Rows>
+template <class Shape, int kDim, int kGroups, int kHalves, class Rows>
 __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[kGroups][2], float scale, WarpSums<kDim, kGroups>& sums) {
-  constexpr int kPieces = kDim / 8;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr unsigned kPieces = kDim / 8;
+  constexpr int kAhead = kHalves - 1;  // halves that are on their way while the warp works on one
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const std::uint32_t memory = shared_address(block_memory() + Shape::kTiles + warp * Shape::kWarpBytes);
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
-  const auto bring = [&](int tile, int stage) {
-    if (tile < tiles) {
-      const std::uint32_t to = memory + static_cast<std::uint32_t>(stage * Shape::kStageBytes);
-      const std::byte* const keys = rows.key(tile * kTileTokens);
+  const auto bring_rows = [&](int tile, bool whole, std::uint32_t to, std::uint32_t offset) {
+    const std::byte* const keys = rows.key(tile * kTileTokens);
 #pragma unroll
-      for (int i = 0; i < kTileTokens * kPieces / 32; ++i) {
-        const int index = i * 32 + lane;
-        const int row = index / kPieces;
-        const int piece = index % kPieces;
-        const int token = tile * kTileTokens + row;
-        const bool present = token < count;
-        const std::byte* key = keys + index * 16;
-        if constexpr (!Rows::kTilesAreContiguous) key = rows.key(present ? token : 0) + piece * 16;
-        const auto at = static_cast<std::uint32_t>(row * Shape::kStride + piece * 16);
-        copy_async(to + at, key, present);  // zeros behind the end: a weight of zero must not meet a NaN
-        copy_async(to + kTileTokens * Shape::kStride + at, key + rows.value_offset, present);
-      }
+    for (int i = 0; i < kTileTokens * kDim / 256; ++i) {
+      const unsigned index = static_cast<unsigned>(i) * 32U + threadIdx.x % 32U;
+      const unsigned row = index / kPieces;
+      const unsigned piece = index % kPieces;
+      const int token = tile * kTileTokens + static_cast<int>(row);
+      const std::byte* key = keys + index * 16U;
+      if constexpr (!Rows::kTilesAreContiguous) key = rows.key(whole ? token : min(token, count - 1)) + piece * 16U;
+      // zeros behind the end: a weight of zero must not meet a NaN
+      copy_async(to + row * static_cast<unsigned>(Shape::kStride) + piece * 16U, key + offset, whole || token < count);
+    }
+  };
+  // half h of a warp: keys of its tile h / 2 where h is even, else values
+  const auto bring = [&](int tile, bool values, int place) {
+    const std::uint32_t to = memory + static_cast<std::uint32_t>(place * Shape::kHalfBytes);
+    const std::uint32_t offset = values ? rows.value_offset : 0;
+    if ((tile + 1) * kTileTokens <= count) {
+      bring_rows(tile, true, to, offset);
+    } else if (tile < tiles) {
+      bring_rows(tile, false, to, offset);
     }
     commit_copies();
   };
   Queries<Shape, kDim, kGroups> queries;
   sums.clear();
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) bring(warp + s * kAttendWarps, s);
+  for (int h = 0; h < kAhead; ++h) bring(warp + h / 2 * kAttendWarps, h % 2 == 1, h);
   queries.keep();
-  int stage = 0;
+  int place = 0;
+  int freed = kAhead;  // where the half before lay
+  const auto next_half = [&](int tile, int half) {
+    wait_for_copies<kAhead - 1>();
+    __syncwarp();  // the copies of all lanes have arrived, and all lanes are done with the half before
+    bring(tile + (half + kAhead) / 2 * kAttendWarps, (half + kAhead) % 2 == 1, freed);
+    freed = place;
+    place = place == kHalves - 1 ? 0 : place + 1;
+    return memory + static_cast<std::uint32_t>(freed * Shape::kHalfBytes);
+  };
   for (int tile = warp; tile < tiles; tile += kAttendWarps) {
-    wait_for_copies<kStages - 2>();
-    __syncwarp();  // the copies of all lanes have arrived, and all lanes are done with the stage that is filled next
-    bring(tile + (kStages - 1) * kAttendWarps, (stage + kStages - 1) % kStages);
     int limit[kGroups][2];
     bool all_seen = true;
 #pragma unroll
@@ -253,8 +269,9 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
         all_seen = all_seen && limit[n][i] >= kTileTokens;
       }
     }
-    add_tile<Shape, kDim, kGroups>(memory + static_cast<std::uint32_t>(stage * Shape::kStageBytes), queries, scale, limit, all_seen, sums);
-    stage = (stage + 1) % kStages;
+    std::uint32_t weights[kGroups][2];
+    weigh_tile<Shape, kDim, kGroups>(next_half(tile, 0), queries, scale, limit, all_seen, sums, weights);
+    add_values<Shape, kDim, kGroups>(next_half(tile, 1), weights, sums);
   }
   wait_for_copies<0>();
 #pragma unroll

@@ -4,6 +4,7 @@
 
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/join_partials.cuh"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
@@ -62,9 +63,10 @@ struct Pass {
 };
 
 /// A split of a sequence for `shared_rows` of its rows and the query heads of one KV head. Grid: (split, KV head, place and share).
-template <int kDim, int kGroups, int kStages>
+template <int kDim, int kGroups, int kHalves>
 __global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 2 : 1) full_attend_kernel(const __grid_constant__ Pass pass) {
-  using Shape = AttendShape<kDim, kGroups, kStages>;
+  using Shape = AttendShape<kDim, kGroups, kHalves>;
+  let_next_start();
   const FullLayout& layout = pass.layout;
   const StepView& view = pass.view;
   const int split = static_cast<int>(blockIdx.x);
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 2 : 1) full_atte
   }
   WarpSums<kDim, kGroups> sums;
   const float scale = kLog2e * rsqrtf(static_cast<float>(kDim));
-  attend_to_tokens<Shape, kDim, kGroups, kStages>(rows, count, limit, scale, sums);
+  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, count, limit, scale, sums);
   store_partial<Shape, kDim, kGroups>(sums, pass.shared_rows * layout.group, [&](int column) -> float* {
     const int r = column / layout.group;
     return seen[r] > 0 ? pass.partial(first_row + r, kv_head, split, column - r * layout.group) : nullptr;
@@ -129,10 +131,10 @@ struct FullPlan {
   }
 };
 
-template <int kDim, int kGroups, int kStages>
+template <int kDim, int kGroups, int kHalves>
 void launch(const Pass& pass, cudaStream_t stream) {
-  constexpr int kBytes = AttendShape<kDim, kGroups, kStages>::kBytes;
-  const auto kernel = full_attend_kernel<kDim, kGroups, kStages>;
+  constexpr int kBytes = AttendShape<kDim, kGroups, kHalves>::kBytes;
+  const auto kernel = full_attend_kernel<kDim, kGroups, kHalves>;
   allow_shared_memory(kernel, kBytes, "attend_full: shared memory of a block for this head_dim");
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(pass.layout.splits), static_cast<unsigned>(pass.layout.kv_heads),
@@ -143,11 +145,11 @@ void launch(const Pass& pass, cudaStream_t stream) {
   check(cudaLaunchKernelEx(&config, kernel, pass), "attend_full");
 }
 
-/// With three stages two tiles of every warp are on their way while it works on a third; small devices have room for two.
+/// With room for six halves two and a half tiles of every warp are on their way while it works; small devices have room for four.
 template <int kDim, int kGroups>
 void launch_for_device(const Pass& pass, cudaStream_t stream) {
-  if (AttendShape<kDim, kGroups, 3>::kBytes <= offered_shared_memory()) return launch<kDim, kGroups, 3>(pass, stream);
-  launch<kDim, kGroups, 2>(pass, stream);
+  if (AttendShape<kDim, kGroups, 6>::kBytes <= offered_shared_memory()) return launch<kDim, kGroups, 6>(pass, stream);
+  launch<kDim, kGroups, 4>(pass, stream);
 }
 
 template <int kDim>
