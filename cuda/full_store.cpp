@@ -2,6 +2,7 @@
 #include "cuda/full_store.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "cuda/check.hpp"
@@ -11,8 +12,12 @@
 namespace dualdecoder::cuda {
 namespace {
 
-constexpr int kBlocks = 2048;      // over all sequences and KV heads, so that a lone sequence fills the device too
-constexpr int kLeastTokens = 256;  // of a block, or joining the parts costs more than it gains
+// Tokens of a block, by measurement on an H200: long blocks leave little to join, but the fewer there are the longer the device waits for
+// the last ones, so a lone short sequence is cut finely, and long ones in many blocks again.
+constexpr int kBlocks = 256;  // over all sequences and KV heads, that fill the device
+constexpr int kLeastTokens = 128;
+constexpr int kMostTokens = 1024;
+constexpr std::int64_t kManyBlocks = 4096;  // with more than these of kMostTokens, half of them is better
 
 constexpr std::size_t index(int i) noexcept { return static_cast<std::size_t>(i); }
 
@@ -20,8 +25,9 @@ int pages_of(int tokens) { return (tokens + 1 + kPageTokens - 1) / kPageTokens; 
 
 FullLayout layout_of(const StoreOptions& options) {
   const int tokens = pages_of(options.max_context) * kPageTokens;
-  const int wanted = std::max(1, kBlocks / (options.max_sequences * options.kv_heads));
-  const int of_block = std::max(kLeastTokens, (tokens + wanted - 1) / wanted);
+  const std::int64_t all_tokens = std::int64_t{tokens} * options.max_sequences * options.kv_heads;
+  const std::int64_t most = all_tokens / kMostTokens > kManyBlocks ? kMostTokens / 2 : kMostTokens;
+  const int of_block = static_cast<int>(std::clamp<std::int64_t>(all_tokens / kBlocks, kLeastTokens, most));
   FullLayout layout{};
   layout.layers = options.layers;
   layout.heads = options.heads;
@@ -30,7 +36,7 @@ FullLayout layout_of(const StoreOptions& options) {
   layout.dim = options.head_dim;
   layout.max_sequences = options.max_sequences;
   layout.rows_per_sequence = options.rows_per_sequence;
-  layout.split_tokens = (of_block + kPageTokens - 1) / kPageTokens * kPageTokens;
+  layout.split_tokens = of_block / kPageTokens * kPageTokens;
   layout.splits = (tokens + layout.split_tokens - 1) / layout.split_tokens;
   return layout;
 }

@@ -264,9 +264,9 @@ void bench(int batch, int length, int split_tokens, int rows_per_sequence) {
 int main(int argc, char** argv) {
   return run_on_device([&] {
     if (argc > 1 && std::strcmp(argv[1], "--bench") == 0) {
-      for (const int split : {512, 1024, 2048, 4096}) bench(7, 131072, split, 1);
+      for (const int split : {256, 512, 1024, 2048, 4096}) bench(7, 131072, split, 1);
       bench(7, 131072, 1024, 2);
-      for (const int split : {256, 512, 1024}) bench(1, 131072, split, 1);
+      for (const int split : {256, 512, 1024, 2048, 4096}) bench(1, 131072, split, 1);
       for (const int split : {64, 128, 256}) bench(1, 4096, split, 1);
       return;
     }
