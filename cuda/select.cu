@@ -28,6 +28,13 @@ constexpr int kMaxWarps = 16;
 constexpr float kLog2e = 1.44269504F;
 constexpr std::uint32_t kNoRow = 0xFFFFFFFFU;
 
+/// Reads here, not where the compiler finds it needed, so that reads which do not depend on each other are on their way together.
+__device__ int read_now(const int* from) {
+  int value;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
+
 /// Starts copying 16 bytes that are read once: past L1, and the first to leave L2, where the scores are to stay.
 __device__ void copy_once(std::uint32_t to, const std::int8_t* from, std::uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
@@ -107,10 +114,10 @@ struct ScoreMemory {
   float sums[kMaxWarps][kQueryTiles * kQueries];
 };
 
-/// Four elements from `at` on, which is a multiple of four.
+/// Four elements from `at` on, which is a multiple of four. A kernel ahead may have written them while this one ran.
 __device__ float4 load_four(const RowsIn& rows, std::size_t at) {
-  if (!rows.bf16) return __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(rows.data) + at));
-  const uint2 bits = __ldg(reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(rows.data) + at));
+  if (!rows.bf16) return __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(rows.data) + at));
+  const uint2 bits = __ldcg(reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(rows.data) + at));
   return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xFFFF0000U), __uint_as_float(bits.y << 16),
           __uint_as_float(bits.y & 0xFFFF0000U)};
 }
@@ -164,6 +171,7 @@ struct LiveRows {
 };
 __device__ LiveRows live_rows(RowMode mode, int rows_per_sequence) {
   LiveRows live{0, 0};
+#pragma unroll 1
   for (int r = rows_per_sequence; r-- > 0;) {
     if (!row_is_live(mode, r)) continue;
     live.first = r;
@@ -194,9 +202,9 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   const int place = static_cast<int>(blockIdx.z);
   // The key means too wait for it: an append may be right ahead, and of kernels that overlap several can be under way.
   wait_for_earlier_kernels();
-  const RowMode mode = view.mode[place];  // these three at once: what follows waits for them
-  const int position = view.position[place];
-  const int storage = view.slot_of[place];
+  const int storage = read_now(view.slot_of + place);
+  const int position = read_now(view.position + place);
+  const RowMode mode = view.mode[place];
   const LiveRows live = live_rows(mode, view.rows_per_sequence);
   const int query_count = live.count * layout.group;
   if (query_count == 0) return;
