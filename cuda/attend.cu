@@ -7,8 +7,8 @@
 #include "cuda/attend_tail.cuh"
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
-#include "cuda/dependent_launch.cuh"
 #include "cuda/join_partials.cuh"
+#include "cuda/launch.hpp"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "dualdecoder/error.hpp"
@@ -33,16 +33,12 @@ struct Pass {
     const int place = row / view.rows_per_sequence;
     return row_is_live(view.mode[place], row % view.rows_per_sequence);
   }
-  /// The row whose chunks `row` attends to.
-  __device__ int chooser(int row) const {
-    const bool follows =
-        layout.row1_as_row0 && row % view.rows_per_sequence == 1 && view.mode[row / view.rows_per_sequence] == RowMode::dual;
-    return follows ? row - 1 : row;
+  /// The row list whose chunks row `number` of `place` attends to.
+  __device__ std::size_t chooser(int place, int number, int kv_head) const {
+    const bool follows = layout.row1_as_row0 && number == 1 && view.mode[place] == RowMode::dual;
+    return layout.row_list(place * view.rows_per_sequence + (follows ? 0 : number), kv_head);
   }
-  __device__ const int* chosen(int row, int kv_head) const {
-    return by_row.chunks + layout.row_list(chooser(row), kv_head) * static_cast<std::size_t>(by_row.capacity);
-  }
-  __device__ int chosen_count(int row, int kv_head) const { return by_row.count[layout.row_list(chooser(row), kv_head)]; }
+  __device__ const int* chosen(std::size_t chooser) const { return by_row.chunks + chooser * static_cast<std::size_t>(by_row.capacity); }
   __device__ std::size_t slot_list(int slot, int kv_head) const { return layout.slot_list(slot, layer, kv_head, *layout.pass); }
   __device__ int part_chunks() const { return kPartTokens / layout.chunk; }
   __host__ __device__ int part_count() const { return layout.parts + 1 + layout.splits; }
@@ -123,10 +119,13 @@ __device__ void attend_to_chosen(const Pass& pass, int row, int kv_head, int par
   const int each = pass.part_chunks();
   const int thread = static_cast<int>(threadIdx.x);
   // what does not depend on one another is asked for at once
-  const bool live = pass.is_live(row);
-  const std::size_t slot_list = pass.slot_list(pass.view.slot_of[row / pass.view.rows_per_sequence], kv_head);
-  const int total = pass.chosen_count(row, kv_head);
-  const int* const chosen = pass.chosen(row, kv_head);
+  const int place = row / pass.view.rows_per_sequence;
+  const int number = row - place * pass.view.rows_per_sequence;
+  const bool live = row_is_live(pass.view.mode[place], number);
+  const std::size_t slot_list = pass.slot_list(pass.view.slot_of[place], kv_head);
+  const std::size_t chooser = pass.chooser(place, number, kv_head);
+  const int total = pass.by_row.count[chooser];
+  const int* const chosen = pass.chosen(chooser);
   int chunks[2];  // the first warp's
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -226,8 +225,9 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool live = (block.live >> r & 1U) != 0;
-    block.chosen[r] = live ? pass.chosen(block.first_row + r, kv_head) : nullptr;
-    block.chosen_count[r] = live ? pass.chosen_count(block.first_row + r, kv_head) : 0;
+    const std::size_t chooser = pass.chooser(place, live ? first_number + r : first_number, kv_head);
+    block.chosen[r] = pass.chosen(chooser);
+    block.chosen_count[r] = live ? pass.by_row.count[chooser] : 0;
   }
   std::byte* const own = block_memory() + Shape::kTiles + threadIdx.x / 32 * Shape::kWarpBytes;
   constexpr int kScaleBytes = kWarpChunks * 4;
@@ -248,7 +248,7 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
 template <int kDim, int kGroups, int kTailGroups>
 __global__ void __launch_bounds__(kAttendThreads, kDim > 128 ? 1 : (kTailGroups == 1 ? 4 : 3))
     attend_kernel(const __grid_constant__ Pass pass, std::uint64_t exact_step) {
-  let_next_start();
+  let_next_kernel_begin();  // the join, whose blocks find room only when all of this kernel have
   const int kv_heads = pass.layout.kv_heads;
   const auto exact_before = [=](unsigned block) { return static_cast<int>(block * exact_step >> 32); };
   int index = exact_before(blockIdx.x);
@@ -283,10 +283,11 @@ struct AttendPlan {
     LiveParts live = {};
     if (!pass.is_live(row)) return live;
     const int each = pass.part_chunks();
-    live.end[0] = (pass.chosen_count(row, kv_head) + each - 1) / each;
+    const int place = row / pass.view.rows_per_sequence;
+    live.end[0] = (pass.by_row.count[pass.chooser(place, row - place * pass.view.rows_per_sequence, kv_head)] + each - 1) / each;
     live.first[1] = layout.parts;
     live.end[1] = layout.parts + 1;
-    const int end = layout.range_end(pass.view.position[row / pass.view.rows_per_sequence]);
+    const int end = layout.range_end(pass.view.position[place]);
     if (layout.tail && end > layout.range_begin()) {
       live.first[2] = layout.parts + 1 + layout.range_begin() / kSplitChunks;
       live.end[2] = layout.parts + 1 + (end + kSplitChunks - 1) / kSplitChunks;

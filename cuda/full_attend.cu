@@ -4,8 +4,8 @@
 
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
-#include "cuda/dependent_launch.cuh"
 #include "cuda/join_partials.cuh"
+#include "cuda/launch.hpp"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "dualdecoder/error.hpp"
@@ -66,7 +66,7 @@ struct Pass {
 template <int kDim, int kGroups, int kHalves>
 __global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 2 : 1) full_attend_kernel(const __grid_constant__ Pass pass) {
   using Shape = AttendShape<kDim, kGroups, kHalves>;
-  let_next_start();
+  let_next_kernel_begin();  // the join, whose blocks find room only when all of this kernel have
   const FullLayout& layout = pass.layout;
   const StepView& view = pass.view;
   const int split = static_cast<int>(blockIdx.x);

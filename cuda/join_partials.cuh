@@ -5,7 +5,7 @@
 
 #include "cuda/attend_tokens.cuh"
 #include "cuda/check.hpp"
-#include "cuda/dependent_launch.cuh"
+#include "cuda/launch.hpp"
 #include "cuda/store_layout.hpp"
 
 namespace dualdecoder::cuda {
@@ -31,7 +31,8 @@ template <int kPairs>
 inline constexpr int kJoinFloats = 64 * kPairs + 2;
 
 /// A block joins the partial results of one head of a row, in an order that depends on their number alone, and writes its output; heads of
-/// dead rows are zeros. `plan(row, kv_head)` names the partial results; it reads nothing that the kernel before wrote. Every warp joins
+/// dead rows are zeros. `plan(row, kv_head)` names the partial results; it reads nothing that the kernel
+/// before writes, which began when all others had ended. Every warp joins
 /// each so many-th of them, with dims 2l, 2l + 1, 2l + 64, .. in lane l: kPairs pairs, of which those behind `dim` are none.
 template <int kPairs, class Plan>
 __global__ void join_partials(const float* partials, int parts, int kv_heads, int group, int dim, Plan plan, RowsOut out) {
@@ -50,7 +51,7 @@ __global__ void join_partials(const float* partials, int parts, int kv_heads, in
                   static_cast<std::size_t>(head % group)) *
                      stride;
   const std::size_t part_stride = stride * static_cast<std::size_t>(group);
-  wait_for_kernel_before();
+  wait_for_earlier_kernels();
   float top = lowest();
   float total = 0.0F;
   float2 value[kPairs] = {};
@@ -121,18 +122,13 @@ template <int kPairs, class Plan>
 void launch_join_of(const float* partials, int parts, int rows, int kv_heads, int group, int dim, const Plan& plan, RowsOut out,
                     cudaStream_t stream) {
   const int warps = parts > 8 * kJoinBatch ? 16 : 8;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(rows * kv_heads * group));
-  config.blockDim = dim3(static_cast<unsigned>(warps * 32));
-  config.dynamicSmemBytes = static_cast<std::size_t>(warps * kJoinFloats<kPairs>) * sizeof(float);
-  config.stream = stream;
-  cudaLaunchAttribute early = early_launch();
-  config.attrs = &early;
-  config.numAttrs = launches_early() ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, join_partials<kPairs, Plan>, partials, parts, kv_heads, group, dim, plan, out), "join_partials");
+  check(launch_overlapped(join_partials<kPairs, Plan>, dim3(static_cast<unsigned>(rows * kv_heads * group)),
+                          dim3(static_cast<unsigned>(warps * 32)), static_cast<std::size_t>(warps * kJoinFloats<kPairs>) * sizeof(float),
+                          stream, partials, parts, kv_heads, group, dim, plan, out),
+        "join_partials");
 }
 
-/// To be called right after the kernel that writes the partial results, which lets_next_start().
+/// Called right after the launch, without overlap, of the kernel that writes the partial results and lets this one begin.
 template <class Plan>
 void launch_join(const float* partials, int parts, int rows, int kv_heads, int group, int dim, const Plan& plan, RowsOut out,
                  cudaStream_t stream) {
