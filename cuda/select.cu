@@ -35,8 +35,14 @@ __device__ int read_now(const int* from) {
   return value;
 }
 
-/// Starts copying 16 bytes that are read once: past L1, and the first to leave L2, where the scores are to stay.
+/// Starts copying 16 bytes that are read once: past L1, and the first to leave L2, where the scores are to stay. Without the hint at kDim
+/// 256, where nvcc 13.0 makes an instruction of it that an H200 refuses as illegal.
+template <int kDim>
 __device__ void copy_once(std::uint32_t to, const std::int8_t* from, std::uint64_t policy) {
+  if constexpr (kDim > 128) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    return;
+  }
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
 }
 
@@ -245,7 +251,7 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
     const auto to = shared_address(ring + stage * Shape::kBytes + lane_to);
 #pragma unroll
     for (int i = 0; i < Shape::kBytes; i += 512) {
-      if (i + 512 <= Shape::kBytes || i + lane * 16 < Shape::kBytes) copy_once(to + static_cast<std::uint32_t>(i), from + i, policy);
+      if (i + 512 <= Shape::kBytes || i + lane * 16 < Shape::kBytes) copy_once<kDim>(to + static_cast<std::uint32_t>(i), from + i, policy);
     }
   };
   int unit = begin / Shape::kChunks + warp;
