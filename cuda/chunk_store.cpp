@@ -51,6 +51,7 @@ StoreLayout layout_of(const StoreOptions& options) {
   layout.slot_layers = swaps ? 2 : options.layers;
   layout.swaps = swaps;
   layout.chunk_bytes = static_cast<std::uint32_t>(geometry.chunk_bytes);
+  layout.one_layer = !options.selects_ahead;
   layout.tail = options.selection.tail_estimate;
   layout.row1_as_row0 = options.row1_set == Row1Set::row0;
   layout.wait_policy = options.miss_policy == MissPolicy::wait;
@@ -87,9 +88,9 @@ void ChunkStore::carve(StoreLayout& layout, Extras& extras, Carver& carver) {
   layout.used = carver.take<std::uint32_t>(slot_lists * slots);
   layout.data = carver.take<std::byte>(slot_lists * slots * layout.chunk_bytes);
   layout.pass = carver.take<std::uint32_t>(1);
-  layout.scores = carver.take<float>(2 * rows * group * chunks);
-  layout.score_max = carver.take<float>(2 * rows * index(layout.splits) * group);
-  layout.score_sum = carver.take<float>(2 * rows * index(layout.splits) * group);
+  layout.scores = carver.take<float>(layout.work_lists() * group * chunks);
+  layout.score_max = carver.take<float>(layout.work_lists() * index(layout.splits) * group);
+  layout.score_sum = carver.take<float>(layout.work_lists() * index(layout.splits) * group);
   layout.partials = carver.take<float>(rows * index(layout.parts + 1 + layout.splits) * group * (dim + 2));
   layout.counters = carver.take<std::uint64_t>(kCounters);
   extras.lengths = carver.take<int>(sequences);

@@ -58,6 +58,7 @@ struct StoreLayout {
   int slot_layers;  ///< layers that have slots of their own: all (resident), or 2 buffers that swap (ping-pong)
   bool swaps;       ///< the slots are buffers that swap: nothing survives a pass, and nothing is kept for later ones
   std::uint32_t chunk_bytes;
+  bool one_layer;     ///< the work arrays of a pass hold one layer, see StoreOptions::selects_ahead; else two, by parity
   bool tail;          ///< unselected chunks are estimated
   bool row1_as_row0;  ///< row 1 attends to row 0's chunks
   bool wait_policy;   ///< MissPolicy::wait
@@ -84,11 +85,10 @@ struct StoreLayout {
   std::byte* data;      ///< [slot lists, slots] chunk-heads
   std::uint32_t* pass;  ///< [1] passes committed so far, from 1
 
-  // of one pass; the first index is the parity of the layer, since a layer-ahead predictor selects for the next layer before this one
-  // attends
-  float* scores;            ///< [2, row lists, group, max_chunks] scaled score of a chunk's mean, by chunk
-  float* score_max;         ///< [2, row lists, splits, group]
-  float* score_sum;         ///< [2, row lists, splits, group] of exp(score - score_max)
+  // of one pass; the first index is the parity of the layer, or there is one_layer
+  float* scores;            ///< [1 or 2, row lists, group, max_chunks] scaled score of a chunk's mean, by chunk
+  float* score_max;         ///< [1 or 2, row lists, splits, group]
+  float* score_sum;         ///< [1 or 2, row lists, splits, group] of exp(score - score_max)
   float* partials;          ///< [row lists, parts + 1 + splits, group, dim + 2] values, then largest score and sum of exp
   std::uint64_t* counters;  ///< [Counter::count]
 
@@ -102,9 +102,10 @@ struct StoreLayout {
   }
   DUALDECODER_HOST_DEVICE int rows() const { return max_sequences * rows_per_sequence; }
   DUALDECODER_HOST_DEVICE std::size_t row_lists() const { return row_list(rows(), 0); }
-  /// Row list of the work arrays that hold both parities.
+  DUALDECODER_HOST_DEVICE std::size_t work_lists() const { return (one_layer ? 1 : 2) * row_lists(); }
+  /// Row list of the work arrays that hold a layer or two.
   DUALDECODER_HOST_DEVICE std::size_t work_list(Layer layer, int row, int kv_head) const {
-    return static_cast<std::size_t>(layer & 1) * row_lists() + row_list(row, kv_head);
+    return (one_layer ? 0 : static_cast<std::size_t>(layer & 1) * row_lists()) + row_list(row, kv_head);
   }
   /// First chunk that can be chosen, and one behind the last: the window of `length` committed tokens begins there.
   DUALDECODER_HOST_DEVICE int range_begin() const { return sink_chunks; }

@@ -109,6 +109,7 @@ std::vector<Row> rows_of(const Options& options) {
     return with([&](SessionOptions& o) {
       o.miss_policy = policy;
       o.link_bytes_per_second = bytes_per_second;
+      o.prefetch_bytes_per_step = static_cast<std::size_t>(7e-3 * bytes_per_second);  // what moves while a step computes
     });
   };
   std::vector<Row> rows;

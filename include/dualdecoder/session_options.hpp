@@ -119,6 +119,7 @@ inline StoreOptions make_store_options(const ModelConfig& config, const SessionO
                                    .bias_scale = options.bias_scale},
                      .slots_per_budget = options.slots_per_budget,
                      .miss_policy = options.miss_policy,
+                     .selects_ahead = traits.layer_ahead,
                      .prefetch_bytes_per_step = options.prefetch_bytes_per_step};
   validate(store);
   detail::require(options.prefill_block >= 0, "prefill_block", options.prefill_block, "0 (the backend's choice) or more");

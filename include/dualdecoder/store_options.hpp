@@ -46,6 +46,7 @@ struct StoreOptions {
   SelectionOptions selection;
   float slots_per_budget = 4.0F;  ///< m of docs/concepts.md, "Resident set", >= 1; slots of one KV head = m * budget / chunk
   MissPolicy miss_policy = MissPolicy::wait;
+  bool selects_ahead = true;  ///< select of the next layer may come before attend of this one; without, a store may keep less
   /// Bound on prefetched bytes of one step over all layers and sequences, shared evenly by the layers; 0: unbounded
   std::size_t prefetch_bytes_per_step = 0;
 };
