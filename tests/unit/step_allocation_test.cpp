@@ -9,6 +9,9 @@
 #include "tests/catch.hpp"
 #include "tests/unit/session_fixture.hpp"
 
+// A sanitizer brings operators of its own, which only partly give way to others.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
 // The test program's own operator new, which counts what any thread asks for while a step runs. It replaces the library's throughout the
 // program; the forms that are not here forward to these two.
 
@@ -96,3 +99,5 @@ TEST_CASE("the allocation count counts", "[session]") {
 }
 
 }  // namespace dualdecoder
+
+#endif
