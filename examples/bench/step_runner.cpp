@@ -4,51 +4,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dualdecoder/decode_session.hpp"
+#include "dualdecoder/testing/forwarding.hpp"
 
 namespace dualdecoder::examples {
 namespace {
 
 std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
-
-/// Hands every call to another store.
-class ForwardingStore : public KvStore {
- public:
-  explicit ForwardingStore(std::unique_ptr<KvStore> inner) : inner_(std::move(inner)) {}
-
-  void open(int slot, int tokens, StreamRef stream) override { inner_->open(slot, tokens, stream); }
-  void append(Layer layer, int slot, const KvBlock& block, ConstTensor queries, StreamRef stream) override {
-    inner_->append(layer, slot, block, queries, stream);
-  }
-  void seal(int slot, StreamRef stream) override { inner_->seal(slot, stream); }
-  void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override {
-    inner_->select(layer, view, queries, by_row, stream);
-  }
-  bool waits_for_loads(const StepView& view) const noexcept override { return inner_->waits_for_loads(view); }
-  void resolve_needed(Layer layer, const StepView& view, const Selection& by_row, const TransferList& urgent, StreamRef stream) override {
-    inner_->resolve_needed(layer, view, by_row, urgent, stream);
-  }
-  void attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection& by_row, Tensor out, StreamRef stream) override {
-    inner_->attend(layer, view, rows, by_row, out, stream);
-  }
-  Layer resolve_predicted(Layer layer, const StepView& view, const Prediction& prediction, const TransferList& prefetch,
-                          StreamRef stream) override {
-    return inner_->resolve_predicted(layer, view, prediction, prefetch, stream);
-  }
-  void commit(const StepView& view, const TransferList& write_back, StreamRef stream) override { inner_->commit(view, write_back, stream); }
-  void truncate(int slot, int tokens, StreamRef stream) override { inner_->truncate(slot, tokens, stream); }
-  void close(int slot, StreamRef stream) noexcept override { inner_->close(slot, stream); }
-  Capacities capacities() const noexcept override { return inner_->capacities(); }
-  StoreStatistics statistics() const override { return inner_->statistics(); }
-
- private:
-  std::unique_ptr<KvStore> inner_;
-};
 
 /// Bytes of a selection's lists, which lie one behind the other.
 std::size_t bytes_of(const Selection& selection, int rows) {
@@ -57,7 +25,7 @@ std::size_t bytes_of(const Selection& selection, int rows) {
 }
 
 /// Lets the store choose, and then puts the choices that lie ready in `current` in their place.
-class ReplayStore final : public ForwardingStore {
+class ReplayStore final : public testing::ForwardingStore {
  public:
   /// `current` and `kernels` must outlive the store; [layers] pieces of `layer_bytes`.
   ReplayStore(std::unique_ptr<KvStore> inner, const std::byte* const& current, const std::size_t& layer_bytes, StepKernels& kernels)
@@ -75,7 +43,7 @@ class ReplayStore final : public ForwardingStore {
 };
 
 /// Writes what a sequence's passes choose into a trace. Downloads everything: a tool, not for speed.
-class RecordingStore final : public ForwardingStore {
+class RecordingStore final : public testing::ForwardingStore {
  public:
   RecordingStore(std::unique_ptr<KvStore> inner, StepTrace& trace, StepKernels& kernels)
       : ForwardingStore(std::move(inner)), trace_(trace), kernels_(kernels) {}
@@ -106,51 +74,31 @@ class RecordingStore final : public ForwardingStore {
 };
 
 /// Another backend whose stores record, and whose passes are not recorded as graphs, since the host looks into them.
-class RecordingBackend final : public Backend {
+class RecordingBackend final : public testing::ForwardingBackend {
  public:
-  RecordingBackend(std::shared_ptr<Backend> inner, StepTrace& trace) : inner_(std::move(inner)), trace_(trace) {}
+  /// `trace` must outlive the backend.
+  RecordingBackend(std::shared_ptr<Backend> inner, StepTrace& trace) : ForwardingBackend(std::move(inner)), trace_(trace) {}
 
-  const char* name() const noexcept override { return inner_->name(); }
-  StreamRef stream() noexcept override { return inner_->stream(); }
-  MemoryResource& memory(MemoryKind kind) noexcept override { return inner_->memory(kind); }
-  StepKernels& kernels() noexcept override { return inner_->kernels(); }
-  void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) override { inner_->copy(target, source, bytes, stream); }
-  void synchronize(StreamRef stream) override { inner_->synchronize(stream); }
-  std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) override {
-    return inner_->make_dense(std::move(weights), limits);
-  }
+  std::unique_ptr<StepGraph> record(const std::function<void()>&, StreamRef) override { return nullptr; }
   std::unique_ptr<KvStore> make_store(const StoreOptions& options) override {
-    return std::make_unique<RecordingStore>(inner_->make_store(options), trace_, inner_->kernels());
+    return std::make_unique<RecordingStore>(ForwardingBackend::make_store(options), trace_, kernels());
   }
-  std::unique_ptr<TransferScheduler> make_scheduler(const SchedulerOptions& options) override { return inner_->make_scheduler(options); }
-  MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const override { return inner_->dense_plan(config, limits); }
-  MemoryPlan store_plan(const StoreOptions& options) const override { return inner_->store_plan(options); }
-  DataType activation_type() const noexcept override { return inner_->activation_type(); }
-  LogSink* log() const noexcept override { return inner_->log(); }
-  TraceSink* trace() const noexcept override { return inner_->trace(); }
 
  private:
-  std::shared_ptr<Backend> inner_;
   StepTrace& trace_;
 };
 
 /// Another scheduler that can be told to move nothing: what a step takes without its loads.
-class SwitchedScheduler final : public TransferScheduler {
+class SwitchedScheduler final : public testing::ForwardingScheduler {
  public:
   /// `moves` must outlive the scheduler.
-  SwitchedScheduler(std::unique_ptr<TransferScheduler> inner, const bool& moves) : inner_(std::move(inner)), moves_(moves) {}
+  SwitchedScheduler(std::unique_ptr<TransferScheduler> inner, const bool& moves) : ForwardingScheduler(std::move(inner)), moves_(moves) {}
 
   void submit(Lane lane, Layer layer, const TransferList& list, StreamRef after) override {
-    if (moves_) inner_->submit(lane, layer, list, after);
+    if (moves_) ForwardingScheduler::submit(lane, layer, list, after);
   }
-  void wait(Lane lane, Layer layer, StreamRef stream) override { inner_->wait(lane, layer, stream); }
-  StreamRef side_stream(StreamRef after) override { return inner_->side_stream(after); }
-  void rejoin(StreamRef stream) override { inner_->rejoin(stream); }
-  void drain(StreamRef stream) override { inner_->drain(stream); }
-  LaneStatistics statistics(Lane lane) const override { return inner_->statistics(lane); }
 
  private:
-  std::unique_ptr<TransferScheduler> inner_;
   const bool& moves_;
 };
 

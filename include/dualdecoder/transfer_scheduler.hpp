@@ -38,9 +38,9 @@ struct LaneStatistics {
   std::chrono::nanoseconds stalled{0};  ///< compute stood in wait()
 };
 
-/// When bytes move. Submissions are copied, so a list may be reused at once. Per lane, layers move in the order submitted; between lanes
-/// urgent overtakes prefetch, and prefetch overtakes write-back. Threading: submit and wait come from one thread, the compute thread;
-/// statistics from any.
+/// When bytes move. A submitted list may be reused by whatever follows on the stream that it was submitted on. Per lane, layers move in the
+/// order submitted; between lanes urgent overtakes prefetch, and prefetch overtakes write-back. Threading: submit and wait come from one
+/// thread, the compute thread; statistics from any.
 class TransferScheduler {
  public:
   TransferScheduler() = default;

@@ -15,6 +15,7 @@
 
 #include "dualdecoder/cpu/backend.hpp"
 #include "dualdecoder/decode_session.hpp"
+#include "dualdecoder/testing/forwarding.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/expect_error.hpp"
 #include "tests/unit/session_fixture.hpp"
@@ -353,46 +354,27 @@ TEST_CASE("A thousand sequences come and go and leave memory flat", "[session]")
 namespace {
 
 /// Passes everything through but for one drain that reports a lost transfer.
-class LossyScheduler final : public TransferScheduler {
+class LossyScheduler final : public testing::ForwardingScheduler {
  public:
-  LossyScheduler(std::unique_ptr<TransferScheduler> inner, const bool& lost) : inner_(std::move(inner)), lost_(lost) {}
-  void submit(Lane lane, Layer layer, const TransferList& list, StreamRef after) override { inner_->submit(lane, layer, list, after); }
-  void wait(Lane lane, Layer layer, StreamRef stream) override { inner_->wait(lane, layer, stream); }
+  LossyScheduler(std::unique_ptr<TransferScheduler> inner, const bool& lost) : ForwardingScheduler(std::move(inner)), lost_(lost) {}
   void drain(StreamRef stream) override {
-    inner_->drain(stream);
+    ForwardingScheduler::drain(stream);
     if (lost_) throw IoError("a transfer was lost");
   }
-  LaneStatistics statistics(Lane lane) const override { return inner_->statistics(lane); }
 
  private:
-  std::unique_ptr<TransferScheduler> inner_;
   const bool& lost_;
 };
 
 /// A CPU backend with that scheduler.
-class LossyBackend final : public Backend {
+class LossyBackend final : public testing::ForwardingBackend {
  public:
-  LossyBackend(std::shared_ptr<Backend> inner, const bool& lost) : inner_(std::move(inner)), lost_(lost) {}
-  const char* name() const noexcept override { return inner_->name(); }
-  StreamRef stream() noexcept override { return inner_->stream(); }
-  MemoryResource& memory(MemoryKind kind) noexcept override { return inner_->memory(kind); }
-  StepKernels& kernels() noexcept override { return inner_->kernels(); }
-  void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) override { inner_->copy(target, source, bytes, stream); }
-  void synchronize(StreamRef stream) override { inner_->synchronize(stream); }
-  std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) override {
-    return inner_->make_dense(std::move(weights), limits);
-  }
-  std::unique_ptr<KvStore> make_store(const StoreOptions& options) override { return inner_->make_store(options); }
+  LossyBackend(std::shared_ptr<Backend> inner, const bool& lost) : ForwardingBackend(std::move(inner)), lost_(lost) {}
   std::unique_ptr<TransferScheduler> make_scheduler(const SchedulerOptions& options) override {
-    return std::make_unique<LossyScheduler>(inner_->make_scheduler(options), lost_);
+    return std::make_unique<LossyScheduler>(ForwardingBackend::make_scheduler(options), lost_);
   }
-  MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const override { return inner_->dense_plan(config, limits); }
-  MemoryPlan store_plan(const StoreOptions& options) const override { return inner_->store_plan(options); }
-  LogSink* log() const noexcept override { return inner_->log(); }
-  TraceSink* trace() const noexcept override { return inner_->trace(); }
 
  private:
-  std::shared_ptr<Backend> inner_;
   const bool& lost_;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dualdecoder/cpu/backend.hpp"
+#include "dualdecoder/testing/forwarding.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/session_fixture.hpp"
 
@@ -31,33 +32,17 @@ class CallingGraph final : public StepGraph {
   Recorded& recorded_;
 };
 
-class RecordingBackend final : public Backend {
+class RecordingBackend final : public testing::ForwardingBackend {
  public:
-  explicit RecordingBackend(Recorded& recorded) : recorded_(recorded) {}
+  explicit RecordingBackend(Recorded& recorded) : ForwardingBackend(cpu::make_cpu_backend({.threads = 2})), recorded_(recorded) {}
 
-  const char* name() const noexcept override { return "recording"; }
-  StreamRef stream() noexcept override { return inner_->stream(); }
-  MemoryResource& memory(MemoryKind kind) noexcept override { return inner_->memory(kind); }
-  StepKernels& kernels() noexcept override { return inner_->kernels(); }
-  void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) override { inner_->copy(target, source, bytes, stream); }
-  void synchronize(StreamRef stream) override { inner_->synchronize(stream); }
   std::unique_ptr<StepGraph> record(const std::function<void()>& work, StreamRef) override {
     ++recorded_.graphs;
     return std::make_unique<CallingGraph>(work, recorded_);
   }
-  std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) override {
-    return inner_->make_dense(std::move(weights), limits);
-  }
-  std::unique_ptr<KvStore> make_store(const StoreOptions& options) override { return inner_->make_store(options); }
-  std::unique_ptr<TransferScheduler> make_scheduler(const SchedulerOptions& options) override { return inner_->make_scheduler(options); }
-  MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const override { return inner_->dense_plan(config, limits); }
-  MemoryPlan store_plan(const StoreOptions& options) const override { return inner_->store_plan(options); }
-  LogSink* log() const noexcept override { return inner_->log(); }
-  TraceSink* trace() const noexcept override { return inner_->trace(); }
 
  private:
   Recorded& recorded_;
-  std::shared_ptr<Backend> inner_ = cpu::make_cpu_backend({.threads = 2});
 };
 
 /// Two sequences, a third after ten steps, one with forced tokens and one with a repetition penalty. All tokens in the order of the events.
