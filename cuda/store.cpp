@@ -14,6 +14,9 @@ namespace {
 void check_options(const StoreOptions& options) {
   using dualdecoder::detail::require;
   validate(options);
+  if (options.kind == StoreKind::specache) {
+    throw InvalidArgument("store kind = specache: must be resident, ping_pong or full on the CUDA backend");
+  }
   require(options.kv_type == DataType::bf16, "kv_type", name_of(options.kv_type), "bf16 on the CUDA backend");
   const int dim = options.head_dim;
   require(dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256, "head_dim", dim, "64, 80, 96, 128 or 256 on the CUDA backend");
@@ -30,6 +33,7 @@ std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const Stor
     case StoreKind::resident:
     case StoreKind::ping_pong: return std::make_unique<ChunkStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
+    case StoreKind::specache: break;  // refused above
   }
   throw InvalidArgument("store kind: unknown");
 }

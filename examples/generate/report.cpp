@@ -33,6 +33,7 @@ const char* name_of(StoreKind kind) {
     case StoreKind::resident: return "resident";
     case StoreKind::ping_pong: return "ping-pong";
     case StoreKind::full: return "full";
+    case StoreKind::specache: return "specache";
   }
   return "";
 }

@@ -38,6 +38,7 @@ struct SessionOptions {
   bool calibrate_tail = true;
   float bias_scale = 1.0F;
   StoreKind store = StoreKind::resident;
+  SpeCacheOptions specache{};
   float slots_per_budget = 4.0F;
   DataType kv_type = DataType::bf16;
   MissPolicy miss_policy = MissPolicy::wait;
@@ -117,6 +118,7 @@ inline StoreOptions make_store_options(const ModelConfig& config, const SessionO
                                    .tail_estimate = options.tail_estimate,
                                    .calibrate_tail = options.calibrate_tail,
                                    .bias_scale = options.bias_scale},
+                     .specache = options.specache,
                      .slots_per_budget = options.slots_per_budget,
                      .miss_policy = options.miss_policy,
                      .selects_ahead = traits.layer_ahead,

@@ -18,6 +18,16 @@ enum class StoreKind : std::uint8_t {
   resident,   ///< slots keep the chunks of earlier steps, LRU (docs/concepts.md, "Resident set")
   ping_pong,  ///< two layer buffers that swap, nothing survives a step (the published mode)
   full,       ///< the whole context on the device, dense attention
+  specache,   ///< a low-bit copy of every token on the device, the tokens that a guess looks at laid over it (docs/concepts.md)
+};
+
+/// The low-bit copy of StoreKind::specache, as SpeCache publishes it (arXiv 2503.16163). The store goes by single tokens: of
+/// SelectionOptions it reads nothing.
+struct SpeCacheOptions {
+  int bits = 2;             ///< of an element of the copy, 1 or 2
+  int group = 64;           ///< elements that share a scale: tokens of a key channel, channels of a value; 32 or 64
+  int exact_tokens = 64;    ///< last tokens that are not quantised, and those behind the last whole group; >= 1
+  int fetched_tokens = 64;  ///< tokens of a KV head that are fetched for the next step, 0 .. 4096
 };
 
 /// Which chunks are attended to exactly, and what stands for the others.
@@ -44,6 +54,7 @@ struct StoreOptions {
   Row1Set row1_set = Row1Set::own_resident;
   DataType kv_type = DataType::bf16;  ///< f32 or bf16: keys and values on the host and in slots
   SelectionOptions selection;
+  SpeCacheOptions specache{};
   float slots_per_budget = 4.0F;  ///< m of docs/concepts.md, "Resident set", >= 1; slots of one KV head = m * budget / chunk
   MissPolicy miss_policy = MissPolicy::wait;
   bool selects_ahead = true;  ///< select of the next layer may come before attend of this one; without, a store may keep less
@@ -71,6 +82,15 @@ inline void validate(const SelectionOptions& options) {
   detail::require(options.bias_scale >= 0.0F && options.bias_scale <= 2.0F, "bias_scale", options.bias_scale, "in 0 .. 2");
 }
 
+inline void validate(const SpeCacheOptions& options) {
+  detail::require(options.bits == 1 || options.bits == 2, "specache.bits", options.bits, "1 or 2");
+  detail::require(options.group == 32 || options.group == 64, "specache.group", options.group, "32 or 64");
+  detail::require(options.exact_tokens >= 1 && options.exact_tokens <= (1 << 26), "specache.exact_tokens", options.exact_tokens,
+                  "in 1 .. 67108864");
+  detail::require(options.fetched_tokens >= 0 && options.fetched_tokens <= 4096, "specache.fetched_tokens", options.fetched_tokens,
+                  "in 0 .. 4096");
+}
+
 inline void validate(const StoreOptions& options) {
   detail::require(options.layers >= 1, "layers", options.layers, "at least 1");
   detail::require(options.kv_heads >= 1, "kv_heads", options.kv_heads, "at least 1");
@@ -87,6 +107,7 @@ inline void validate(const StoreOptions& options) {
   detail::require(options.slots_per_budget >= 1.0F && options.slots_per_budget <= 1024.0F, "slots_per_budget", options.slots_per_budget,
                   "in 1 .. 1024");
   validate(options.selection);
+  validate(options.specache);
 }
 
 inline void validate(const SchedulerOptions& options) {
