@@ -1,0 +1,175 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "dualdecoder/error.hpp"
+#include "dualdecoder/session_options.hpp"
+
+namespace dualdecoder::examples {
+
+/// A way of decoding a long context by the name that plans and results use, with the parameters that its source states.
+struct Policy {
+  const char* name;
+  const char* source;   ///< where its parameters are from
+  const char* differs;  ///< from the source; empty: in nothing that decides what is attended to
+  /// Selected tokens per KV head that the source uses at a context.
+  int (*budget)(int context);
+  /// Sets store, predictor and sizes; the others hold the library's defaults.
+  void (*apply)(SessionOptions& options);
+};
+
+namespace detail {
+
+/// 1.56 % of the context.
+inline int one_in_64(int context) { return std::max(64, context / 64); }
+
+}  // namespace detail
+
+/// All policies. The library's own is "dualdecoder".
+inline std::span<const Policy> policies() {
+  static constexpr std::array<Policy, 8> kPolicies{{
+      {.name = "full",
+       .source = "dense attention, all keys and values on the device",
+       .differs = "",
+       .budget = [](int context) { return context; },
+       .apply =
+           [](SessionOptions& o) {
+             o.store = StoreKind::full;
+             o.predictor = PredictorKind::none;
+           }},
+      {.name = "dualdecoder",
+       .source = "this library's defaults",
+       .differs = "",
+       .budget = [](int) { return SessionOptions{}.budget_tokens; },
+       .apply = [](SessionOptions&) {}},
+      {.name = "dualdecoder-published",
+       .source = "arXiv 2607.26475: two layer buffers, row 1 attends to row 0's chunks, a wrong guess is not mended; chunk, budget and "
+                 "window of ShadowKV, on whose code it is built",
+       .differs = "means are int8 instead of 16 bits; no low-rank keys for layers that predict badly, which the source calls optional",
+       .budget = detail::one_in_64,
+       .apply =
+           [](SessionOptions& o) {
+             o.store = StoreKind::ping_pong;
+             o.predictor = PredictorKind::published_dual_row;
+             o.resync = Resync::never;
+             o.miss_policy = MissPolicy::wait;
+             o.chunk_tokens = 8;
+             o.sink_tokens = 0;
+             o.local_tokens = 32;
+             o.tail_estimate = false;
+           }},
+      {.name = "specache-2bit",
+       .source = "arXiv 2503.16163: 2-bit copy in groups of 64, 64 tokens exact, 64 fetched per KV head for the next step",
+       .differs = "see StoreKind::specache",
+       .budget = [](int) { return 64; },
+       .apply =
+           [](SessionOptions& o) {
+             o.store = StoreKind::specache;
+             o.predictor = PredictorKind::published_dual_row;
+             o.resync = Resync::never;
+             o.miss_policy = MissPolicy::estimate;
+             o.specache = {.bits = 2, .group = 64, .exact_tokens = 64, .fetched_tokens = 64};
+           }},
+      {.name = "freekv",
+       .source = "arXiv 2505.13109, accuracy runs: pages of 32, 128 first and 128 last tokens, 1,792 selected with the query before",
+       .differs = "pages are ranked by their mean instead of min and max; of the pages fetched only those are read that the present query "
+                  "selects too; no head is corrected when its query turned; no dense first layer",
+       .budget = [](int) { return 1792; },
+       .apply =
+           [](SessionOptions& o) {
+             o.predictor = PredictorKind::previous_step;
+             o.miss_policy = MissPolicy::estimate;
+             o.chunk_tokens = 32;
+             o.sink_tokens = 128;
+             o.local_tokens = 128;
+             o.slots_per_budget = 1.0F;
+             o.tail_estimate = false;
+           }},
+      {.name = "hisparse",
+       .source = "arXiv 2608.07009 with the pages of 16 that it uses for dense models: top 2,048 tokens, a buffer of 6,144, least recently "
+                 "used out first, misses fetched on the spot",
+       .differs = "pages are ranked by their mean instead of min and max",
+       .budget = [](int) { return 2048; },
+       .apply =
+           [](SessionOptions& o) {
+             o.predictor = PredictorKind::none;
+             o.miss_policy = MissPolicy::wait;
+             o.chunk_tokens = 16;
+             o.sink_tokens = 0;
+             o.local_tokens = 16;
+             o.slots_per_budget = 3.0F;
+             o.tail_estimate = false;
+           }},
+      {.name = "quest",
+       .source = "arXiv 2406.10774: pages of 16, budget 2,048, everything on the device",
+       .differs = "pages are ranked by their mean instead of min and max; a page comes to the device when it is first needed; the first "
+                  "two layers select too",
+       .budget = [](int) { return 2048; },
+       .apply =
+           [](SessionOptions& o) {
+             o.predictor = PredictorKind::none;
+             o.miss_policy = MissPolicy::wait;
+             o.chunk_tokens = 16;
+             o.sink_tokens = 0;
+             o.local_tokens = 16;
+             o.slots_per_budget = 1024.0F;
+             o.tail_estimate = false;
+           }},
+      {.name = "infinigen",
+       .source = "InfiniGen, OSDI 2024: the layer before rehearses a layer's queries, at most a fifth of the context is fetched",
+       .differs = "chunks of 4 instead of tokens, ranked by all channels of their means instead of a fifth of skewed ones; a fixed budget "
+                  "instead of a distance from the best score; of what was fetched only that is read that the true query selects too",
+       .budget = [](int context) { return std::max(64, context / 5); },
+       .apply =
+           [](SessionOptions& o) {
+             o.predictor = PredictorKind::layer_ahead;
+             o.miss_policy = MissPolicy::estimate;
+             o.chunk_tokens = 4;
+             o.sink_tokens = 0;
+             o.local_tokens = 4;
+             o.slots_per_budget = 1.0F;
+             o.tail_estimate = false;
+           }},
+  }};
+  return kPolicies;
+}
+
+/// "a, b, c" of all policies.
+inline std::string policy_names() {
+  std::string names;
+  for (const Policy& policy : policies()) names += (names.empty() ? "" : ", ") + std::string(policy.name);
+  return names;
+}
+
+/// Throws InvalidArgument for a name that there is not.
+inline const Policy& find_policy(std::string_view name) {
+  for (const Policy& policy : policies()) {
+    if (policy.name == name) return policy;
+  }
+  throw InvalidArgument("policy = " + std::string(name) + ": must be one of " + policy_names());
+}
+
+/// Options of a session that decodes by `policy`. `base` gives what is no policy: context, sequences, type of keys and values, link and
+/// prefill block, and the budget, for which 0 means the source's.
+inline SessionOptions options_of(const Policy& policy, const SessionOptions& base) {
+  SessionOptions options;
+  options.max_context = base.max_context;
+  options.max_sequences = base.max_sequences;
+  options.kv_type = base.kv_type;
+  options.prefetch_bytes_per_step = base.prefetch_bytes_per_step;
+  options.link_bytes_per_second = base.link_bytes_per_second;
+  options.link_latency = base.link_latency;
+  options.single_lane = base.single_lane;
+  options.prefill_block = base.prefill_block;
+  policy.apply(options);
+  options.budget_tokens = base.budget_tokens > 0 ? base.budget_tokens : policy.budget(base.max_context);
+  options.budget_tokens = std::max(options.budget_tokens, options.chunk_tokens);
+  return options;
+}
+
+}  // namespace dualdecoder::examples
