@@ -14,6 +14,9 @@ namespace {
 void check_options(const StoreOptions& options) {
   using dualdecoder::detail::require;
   validate(options);
+  if (options.kind == StoreKind::shadow_kv) {
+    throw InvalidArgument("store kind = shadow_kv: must be resident, ping_pong or full on the CUDA backend");
+  }
   if (options.kind == StoreKind::specache) {
     throw InvalidArgument("store kind = specache: must be resident, ping_pong or full on the CUDA backend");
   }
@@ -33,6 +36,7 @@ std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const Stor
     case StoreKind::resident:
     case StoreKind::ping_pong: return std::make_unique<ChunkStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
+    case StoreKind::shadow_kv:
     case StoreKind::specache: break;  // refused above
   }
   throw InvalidArgument("store kind: unknown");

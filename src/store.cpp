@@ -17,6 +17,7 @@ std::unique_ptr<KvStore> make_cpu_store(const StoreOptions& options, const Store
     case StoreKind::resident: return std::make_unique<ResidentStore>(options, resources);
     case StoreKind::ping_pong: return std::make_unique<PingPongStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
+    case StoreKind::shadow_kv: break;
     case StoreKind::specache: break;
   }
   throw InvalidArgument("store kind: unknown");

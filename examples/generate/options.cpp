@@ -10,8 +10,11 @@
 namespace dualdecoder::examples {
 namespace {
 
-const std::map<std::string, StoreKind> kStores = {
-    {"resident", StoreKind::resident}, {"ping-pong", StoreKind::ping_pong}, {"full", StoreKind::full}, {"specache", StoreKind::specache}};
+const std::map<std::string, StoreKind> kStores = {{"resident", StoreKind::resident},
+                                                  {"ping-pong", StoreKind::ping_pong},
+                                                  {"full", StoreKind::full},
+                                                  {"shadow-kv", StoreKind::shadow_kv},
+                                                  {"specache", StoreKind::specache}};
 const std::map<std::string, PredictorKind> kPredictors = {{"none", PredictorKind::none},
                                                           {"previous-step", PredictorKind::previous_step},
                                                           {"layer-ahead", PredictorKind::layer_ahead},

@@ -33,6 +33,7 @@ const char* name_of(StoreKind kind) {
     case StoreKind::resident: return "resident";
     case StoreKind::ping_pong: return "ping-pong";
     case StoreKind::full: return "full";
+    case StoreKind::shadow_kv: return "shadow-kv";
     case StoreKind::specache: return "specache";
   }
   return "";

@@ -38,6 +38,7 @@ struct SessionOptions {
   bool calibrate_tail = true;
   float bias_scale = 1.0F;
   StoreKind store = StoreKind::resident;
+  ShadowKvOptions shadow_kv{};
   SpeCacheOptions specache{};
   float slots_per_budget = 4.0F;
   DataType kv_type = DataType::bf16;
@@ -118,6 +119,8 @@ inline StoreOptions make_store_options(const ModelConfig& config, const SessionO
                                    .tail_estimate = options.tail_estimate,
                                    .calibrate_tail = options.calibrate_tail,
                                    .bias_scale = options.bias_scale},
+                     .shadow_kv = options.shadow_kv,
+                     .rope = config.rope,
                      .specache = options.specache,
                      .slots_per_budget = options.slots_per_budget,
                      .miss_policy = options.miss_policy,

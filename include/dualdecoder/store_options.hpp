@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "dualdecoder/error.hpp"
+#include "dualdecoder/model_weights.hpp"
 #include "dualdecoder/step_view.hpp"
 #include "dualdecoder/types.hpp"
 
@@ -18,7 +19,18 @@ enum class StoreKind : std::uint8_t {
   resident,   ///< slots keep the chunks of earlier steps, LRU (docs/concepts.md, "Resident set")
   ping_pong,  ///< two layer buffers that swap, nothing survives a step (the published mode)
   full,       ///< the whole context on the device, dense attention
+  shadow_kv,  ///< keys as low-rank factors on the device, values of chosen chunks fetched (docs/concepts.md)
   specache,   ///< a low-bit copy of every token on the device, the tokens that a guess looks at laid over it (docs/concepts.md)
+};
+
+/// The parameters of StoreKind::shadow_kv as ShadowKV publishes them (arXiv 2410.21465), besides a budget of 1/64 of the context in chunks
+/// of
+/// 8. Of SelectionOptions the store reads chunk_tokens and budget_tokens alone; MissPolicy::estimate is refused, since it drops the tail.
+struct ShadowKvOptions {
+  int rank = 160;           ///< of the factors of a layer's keys, all KV heads side by side: a multiple of 8; at most kv_heads * head_dim
+  int outlier_chunks = 48;  ///< prompt chunks of a KV head that are kept whole on the device, 0 .. 65536
+  int local_chunks = 4;     ///< last whole chunks, always on the device, 1 .. 65536
+  bool reuse = true;        ///< what was chosen in the last step too is not fetched again
 };
 
 /// The low-bit copy of StoreKind::specache, as SpeCache publishes it (arXiv 2503.16163). The store goes by single tokens: of
@@ -54,6 +66,8 @@ struct StoreOptions {
   Row1Set row1_set = Row1Set::own_resident;
   DataType kv_type = DataType::bf16;  ///< f32 or bf16: keys and values on the host and in slots
   SelectionOptions selection;
+  ShadowKvOptions shadow_kv{};
+  RopeConfig rope{};  ///< that keys were rotated with; read by StoreKind::shadow_kv alone
   SpeCacheOptions specache{};
   float slots_per_budget = 4.0F;  ///< m of docs/concepts.md, "Resident set", >= 1; slots of one KV head = m * budget / chunk
   MissPolicy miss_policy = MissPolicy::wait;
@@ -82,6 +96,15 @@ inline void validate(const SelectionOptions& options) {
   detail::require(options.bias_scale >= 0.0F && options.bias_scale <= 2.0F, "bias_scale", options.bias_scale, "in 0 .. 2");
 }
 
+inline void validate(const ShadowKvOptions& options) {
+  detail::require(options.rank >= 8 && options.rank <= 65536 && options.rank % 8 == 0, "shadow_kv.rank", options.rank,
+                  "a multiple of 8 in 8 .. 65536");
+  detail::require(options.outlier_chunks >= 0 && options.outlier_chunks <= 65536, "shadow_kv.outlier_chunks", options.outlier_chunks,
+                  "in 0 .. 65536");
+  detail::require(options.local_chunks >= 1 && options.local_chunks <= 65536, "shadow_kv.local_chunks", options.local_chunks,
+                  "in 1 .. 65536");
+}
+
 inline void validate(const SpeCacheOptions& options) {
   detail::require(options.bits == 1 || options.bits == 2, "specache.bits", options.bits, "1 or 2");
   detail::require(options.group == 32 || options.group == 64, "specache.group", options.group, "32 or 64");
@@ -107,7 +130,10 @@ inline void validate(const StoreOptions& options) {
   detail::require(options.slots_per_budget >= 1.0F && options.slots_per_budget <= 1024.0F, "slots_per_budget", options.slots_per_budget,
                   "in 1 .. 1024");
   validate(options.selection);
+  validate(options.shadow_kv);
   validate(options.specache);
+  detail::require(options.kind != StoreKind::shadow_kv || options.miss_policy == MissPolicy::wait, "miss_policy", "estimate",
+                  "wait for the store shadow_kv, which drops what it does not attend to");
 }
 
 inline void validate(const SchedulerOptions& options) {
