@@ -257,7 +257,7 @@ class Generation {
   std::shared_ptr<Backend> backend_;
   std::shared_ptr<const ModelWeights> weights_;
   SelectionTrace recorded_, replayed_;
-  std::optional<LogitsRecord> logits_;
+  std::optional<LogProbabilities> logits_;
   std::vector<Token> prompt_, generated_;
   Report report_;
 };
