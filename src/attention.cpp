@@ -17,6 +17,26 @@ constexpr std::size_t padded(int count) { return (index(count) + 15) / 16 * 16; 
 
 }  // namespace
 
+void join_parts(const float* parts, int count, int group, std::size_t dim, float* out) {
+  const std::size_t width = index(group) * (dim + 2);
+  for (int g = 0; g < group; ++g, out += dim) {
+    const float* tops = parts + index(group) * dim + index(g);  // of the first part
+    float largest = kLowest;
+    for (int part = 0; part < count; ++part) largest = std::max(largest, tops[index(part) * width]);
+    std::fill_n(out, dim, 0.0F);
+    float sum = 0.0F;
+    for (int part = 0; part < count; ++part) {
+      const float* values = parts + index(part) * width + index(g) * dim;
+      const float top = tops[index(part) * width];
+      if (top == kLowest) continue;
+      const float factor = std::exp(top - largest);
+      sum += factor * tops[index(part) * width + index(group)];
+      for (std::size_t d = 0; d < dim; ++d) out[d] += factor * values[d];
+    }
+    for (std::size_t d = 0; d < dim; ++d) out[d] /= sum;
+  }
+}
+
 AttentionRunner::AttentionRunner(const Limits& limits, const SegmentLayout& layout, ThreadPool& threads, Isa isa)
     : limits_(limits),
       layout_(layout),
@@ -101,27 +121,6 @@ void AttentionRunner::run_part(const AttentionJob& job, int part_index, int work
   }
 }
 
-void AttentionRunner::join(const AttentionJob& job, int first_part, int last_part) const {
-  const int group = limits_.group;
-  const std::size_t dim = layout_.dim;
-  for (int g = 0; g < group; ++g) {
-    float largest = kLowest;
-    for (int part = first_part; part < last_part; ++part) largest = std::max(largest, sums_of(part)[index(group) * dim + index(g)]);
-    float* out = job.out + index(g) * dim;
-    std::fill_n(out, dim, 0.0F);
-    float sum = 0.0F;
-    for (int part = first_part; part < last_part; ++part) {
-      const float* values = sums_of(part);
-      const float part_largest = values[index(group) * dim + index(g)];
-      if (part_largest == kLowest) continue;
-      const float factor = std::exp(part_largest - largest);
-      sum += factor * values[index(group) * dim + index(group + g)];
-      for (std::size_t d = 0; d < dim; ++d) out[d] += factor * values[index(g) * dim + d];
-    }
-    for (std::size_t d = 0; d < dim; ++d) out[d] /= sum;
-  }
-}
-
 void AttentionRunner::run(const AttentionJob* jobs, int count) {
   split(jobs, count);
   for (int job = 0; job < count; ++job) {
@@ -133,7 +132,8 @@ void AttentionRunner::run(const AttentionJob* jobs, int count) {
     run_part(jobs[job], part, worker);
     // whoever finishes a job's last part joins them, which saves a second loop over the threads
     if (unfinished_[index(job)].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      join(jobs[job], first_part_[index(job)], first_part_[index(job) + 1]);
+      const int first = first_part_[index(job)];
+      join_parts(sums_of(first), first_part_[index(job) + 1] - first, limits_.group, layout_.dim, jobs[job].out);
     }
   });
 }

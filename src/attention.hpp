@@ -37,6 +37,11 @@ struct AttentionJob {
   float* out = nullptr;  ///< [group, dim]
 };
 
+/// Joins partial attention in the order of the parts: out[g] = sum of the parts' values over the sum of their weights. A part is values
+/// [group, dim] that are summed with weights exp(score - largest), then the largest scores [group], -inf where the part is empty, then the
+/// sums of the weights [group].
+void join_parts(const float* parts, int count, int group, std::size_t dim, float* out);
+
 /// Runs attention jobs in parts of fixed size on a thread pool and joins the parts in a fixed order, so a job's result depends neither on
 /// the other jobs nor on the number of threads.
 class AttentionRunner {
@@ -65,7 +70,6 @@ class AttentionRunner {
 
   void split(const AttentionJob* jobs, int count);
   void run_part(const AttentionJob& job, int part, int worker);
-  void join(const AttentionJob& job, int first_part, int last_part) const;
   float* sums_of(int part) const noexcept;
 
   static constexpr int kPartTokens = 256;

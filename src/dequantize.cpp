@@ -41,15 +41,6 @@ T load(const std::uint8_t* at) noexcept {
   return value;
 }
 
-/// Widens IEEE binary16, without touching a subnormal f32.
-float half_to_float(std::uint16_t half) noexcept {
-  const std::uint32_t sign = (half & 0x8000U) << 16U;
-  const std::uint32_t magnitude = half & 0x7FFFU;
-  if (magnitude >= 0x7C00U) return std::bit_cast<float>(sign | kInfinity | (magnitude & 0x3FFU) << 13U);
-  if (magnitude >= 0x400U) return std::bit_cast<float>(sign | ((magnitude << 13U) + (112U << 23U)));
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F));
-}
-
 float load_half(const std::uint8_t* at) noexcept { return half_to_float(load<std::uint16_t>(at)); }
 
 template <class Block>
@@ -185,6 +176,15 @@ void q6_k(const std::uint8_t* in, float* out) noexcept {
 }
 
 }  // namespace
+
+float half_to_float(std::uint16_t half) noexcept {
+  const std::uint32_t sign = (half & 0x8000U) << 16U;
+  const std::uint32_t magnitude = half & 0x7FFFU;
+  if (magnitude >= 0x7C00U) return std::bit_cast<float>(sign | kInfinity | (magnitude & 0x3FFU) << 13U);
+  if (magnitude >= 0x400U) return std::bit_cast<float>(sign | ((magnitude << 13U) + (112U << 23U)));
+  // a subnormal is counted, so that no subnormal f32 is touched
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F));
+}
 
 BlockFormat block_format(std::uint32_t type) noexcept {
   for (const TypeEntry& entry : kTypes) {

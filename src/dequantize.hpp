@@ -41,6 +41,9 @@ const char* file_type_name(std::uint32_t type) noexcept;
 /// `count` values, a multiple of the block's, as f32: the values of the `gguf` Python package, bit for bit. `blocks` needs no alignment.
 void dequantize(FileType type, const std::byte* blocks, std::size_t count, float* out) noexcept;
 
+/// Widens IEEE binary16.
+float half_to_float(std::uint16_t half) noexcept;
+
 /// Nearest bf16, ties to even. For finite values; those from kBf16Overflow on would become infinite.
 void round_to_bf16(const float* values, std::size_t count, std::uint16_t* out) noexcept;
 

@@ -8,6 +8,7 @@
 #include "src/full_store.hpp"
 #include "src/ping_pong_store.hpp"
 #include "src/resident_store.hpp"
+#include "src/specache_store.hpp"
 
 namespace dualdecoder::cpu {
 
@@ -18,7 +19,7 @@ std::unique_ptr<KvStore> make_cpu_store(const StoreOptions& options, const Store
     case StoreKind::ping_pong: return std::make_unique<PingPongStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
     case StoreKind::shadow_kv: break;
-    case StoreKind::specache: break;
+    case StoreKind::specache: return std::make_unique<SpeCacheStore>(options, resources);
   }
   throw InvalidArgument("store kind: unknown");
 }
@@ -30,6 +31,10 @@ MemoryPlan cpu_store_plan(const StoreOptions& options, int threads) {
       .device = nullptr, .host = nullptr, .threads = &alone, .stream = static_cast<CUstream_st*>(nullptr), .thread_count = threads};
   const std::size_t sequences = index(options.max_sequences);
   MemoryPlan plan;
+  if (options.kind == StoreKind::specache) {
+    SpeCacheStore(options, counting).plan(plan);
+    return plan;
+  }
   if (options.kind == StoreKind::full) {
     plan.add("attention work space", MemoryKind::device, FullStore(options, counting).device_bytes());
     plan.add("keys and values", MemoryKind::device, sequences * FullStore::sequence_bytes(options, options.max_context));

@@ -17,14 +17,6 @@ std::uint16_t narrow(float value) noexcept {
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-void mean_of(const void* base, std::size_t first, const SegmentLayout& layout, float* mean) {
-  std::fill_n(mean, layout.dim, 0.0F);
-  for (std::size_t t = 0; t < layout.chunk; ++t) {
-    for (std::size_t d = 0; d < layout.dim; ++d) mean[d] += element(base, first + t * layout.dim + d, layout.bf16);
-  }
-  for (std::size_t d = 0; d < layout.dim; ++d) mean[d] /= static_cast<float>(layout.chunk);
-}
-
 float largest_of(const float* values, std::size_t count) {
   float largest = 0.0F;
   for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(values[i]));
@@ -37,12 +29,17 @@ float element(const void* data, std::size_t i, bool bf16) noexcept {
   return bf16 ? widen(static_cast<const std::uint16_t*>(data)[i]) : static_cast<const float*>(data)[i];
 }
 
-void read_elements(const ConstTensor& tensor, std::size_t first, std::size_t count, float* out) noexcept {
-  if (tensor.type == DataType::f32) {
-    std::memcpy(out, tensor.as<float>() + first, count * sizeof(float));
+void widen_elements(const void* data, std::size_t first, std::size_t count, bool bf16, float* out) noexcept {
+  if (!bf16) {
+    std::memcpy(out, static_cast<const float*>(data) + first, count * sizeof(float));
     return;
   }
-  for (std::size_t i = 0; i < count; ++i) out[i] = element(tensor.data, first + i, true);
+  const auto* from = static_cast<const std::uint16_t*>(data) + first;
+  for (std::size_t i = 0; i < count; ++i) out[i] = widen(from[i]);
+}
+
+void read_elements(const ConstTensor& tensor, std::size_t first, std::size_t count, float* out) noexcept {
+  widen_elements(tensor.data, first, count, tensor.type != DataType::f32, out);
 }
 
 void write_elements(const float* values, std::size_t count, void* data, std::size_t first, bool bf16) noexcept {
@@ -52,6 +49,14 @@ void write_elements(const float* values, std::size_t count, void* data, std::siz
   }
   auto* to = static_cast<std::uint16_t*>(data) + first;
   for (std::size_t i = 0; i < count; ++i) to[i] = narrow(values[i]);
+}
+
+void mean_of(const void* base, std::size_t first, const SegmentLayout& layout, float* mean) {
+  std::fill_n(mean, layout.dim, 0.0F);
+  for (std::size_t t = 0; t < layout.chunk; ++t) {
+    for (std::size_t d = 0; d < layout.dim; ++d) mean[d] += element(base, first + t * layout.dim + d, layout.bf16);
+  }
+  for (std::size_t d = 0; d < layout.dim; ++d) mean[d] /= static_cast<float>(layout.chunk);
 }
 
 void summarise(const void* base, const SegmentLayout& layout, float* mean, const Summary& summary) {

@@ -18,11 +18,15 @@ struct Summary {
   float* value_scale;        ///< [1]
 };
 
+/// Mean [dim] over the tokens of a whole chunk's keys or values, which begin at element `first` of `base`.
+void mean_of(const void* base, std::size_t first, const SegmentLayout& layout, float* mean);
 /// Summarises the whole chunk at `base`. `mean` is work space for layout.dim floats.
 void summarise(const void* base, const SegmentLayout& layout, float* mean, const Summary& summary);
 
 /// Element `i` of f32 or bf16 memory.
 float element(const void* data, std::size_t i, bool bf16) noexcept;
+/// Copies `count` elements of f32 or bf16 memory from `first` on into f32.
+void widen_elements(const void* data, std::size_t first, std::size_t count, bool bf16, float* out) noexcept;
 /// Copies `count` elements of a tensor from `first` on into f32.
 void read_elements(const ConstTensor& tensor, std::size_t first, std::size_t count, float* out) noexcept;
 /// Writes f32 values as f32 or bf16 (round to nearest even).

@@ -76,6 +76,11 @@ struct StoreOptions {
   std::size_t prefetch_bytes_per_step = 0;
 };
 
+/// Tokens that one entry of a Selection stands for.
+constexpr int selected_tokens(const StoreOptions& options) noexcept {
+  return options.kind == StoreKind::specache ? 1 : options.selection.chunk_tokens;
+}
+
 /// The link that a scheduler drives.
 struct SchedulerOptions {
   int layers = 0;

@@ -19,8 +19,13 @@ using MakeScheduler = std::function<std::unique_ptr<TransferScheduler>(const Sch
 
 void check(StoreKind kind, DataType kv_type, MakeScheduler make_scheduler) {
   const std::shared_ptr<Backend> backend = cpu::make_cpu_backend({.threads = 2});
-  const testing::StoreSubject subject{[&](const StoreOptions& options) { return backend->make_store(options); }, std::move(make_scheduler),
-                                      testing::workplace_of(*backend), kind, kv_type};
+  const auto make = [&](StoreOptions options) {
+    // small enough for the suite's contexts; a budget that covers the context is an exact window that does
+    const bool covers = options.selection.budget_tokens >= options.max_context;
+    options.specache = {.bits = 2, .group = 32, .exact_tokens = covers ? options.max_context : 12, .fetched_tokens = 20};
+    return backend->make_store(options);
+  };
+  const testing::StoreSubject subject{make, std::move(make_scheduler), testing::workplace_of(*backend), kind, kv_type};
   for (const std::string& finding : testing::check_kv_store(subject)) FAIL_CHECK(finding);
   SUCCEED();
 }
@@ -83,9 +88,14 @@ TEST_CASE("the full store honours KvStore", "[conformance]") {
   check(StoreKind::full, DataType::bf16, lanes);
 }
 
+TEST_CASE("the store of a low-bit copy honours KvStore", "[conformance]") {
+  check(StoreKind::specache, DataType::f32, lanes);
+  check(StoreKind::specache, DataType::bf16, throttled_lanes);
+}
+
 TEST_CASE("stores honour KvStore whatever the link does", "[conformance][simulation]") {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
-    for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong}) {
+    for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong, StoreKind::specache}) {
       INFO("seed " << seed);
       check(kind, DataType::f32, [seed](SchedulerOptions options) {
         options.bytes_per_second = 1e7 * static_cast<double>(seed);

@@ -28,6 +28,9 @@ struct StoreSubject {
   StoreKind kind = StoreKind::resident;  ///< passed on in the options
   DataType kv_type = DataType::f32;      ///< bf16 widens the comparison with dense attention
   int head_dim = 16;                     ///< one that the store has
+  bool estimates = true;                 ///< false: the store refuses MissPolicy::estimate, which is then all that is asked of it
+  /// How far row 0 may differ, after truncate(), from a context that never was longer; more for a store that keeps what it learnt from it.
+  double truncate_tolerance = 1e-5;
 };
 
 namespace detail {
@@ -281,7 +284,9 @@ inline void check_idle_places(const StoreSubject& subject, Findings& findings) {
 }
 
 inline void check_selection(const StoreSubject& subject, Findings& findings) {
-  StoreOptions options = store_options(subject);
+  const StoreOptions options = store_options(subject);
+  const int unit = selected_tokens(options);
+  const int budget = options.kind == StoreKind::specache ? options.specache.fetched_tokens : options.selection.budget_tokens;
   StoreBench bench(subject, options);
   const std::vector<int> prompts = {3, 77, 180};
   for (int slot = 0; slot < 3; ++slot) bench.start(slot, Story(static_cast<std::uint64_t>(slot)), prompts[static_cast<std::size_t>(slot)]);
@@ -300,10 +305,9 @@ inline void check_selection(const StoreSubject& subject, Findings& findings) {
         const int position = places[list / static_cast<std::size_t>(2 * options.kv_heads)].position;
         findings.expect(std::adjacent_find(chunks.begin(), chunks.end(), std::greater_equal<>()) == chunks.end(),
                         "Chosen chunks are not ascending, or one was chosen twice.");
-        findings.expect(chunks.empty() || (chunks.front() >= 0 && (chunks.back() + 1) * options.selection.chunk_tokens <= position),
+        findings.expect(chunks.empty() || (chunks.front() >= 0 && (chunks.back() + 1) * unit <= position),
                         "A chosen chunk is not a complete chunk of the context.");
-        findings.expect(options.kind == StoreKind::full ||
-                            static_cast<int>(chunks.size()) * options.selection.chunk_tokens <= options.selection.budget_tokens,
+        findings.expect(options.kind == StoreKind::full || static_cast<int>(chunks.size()) * unit <= budget,
                         "More chunks were chosen than the budget holds.");
       }
     }
@@ -323,13 +327,13 @@ inline void check_truncate_and_reuse(const StoreSubject& subject, Findings& find
     bench.store().truncate(0, keep, bench.stream());
     const Decoding again{Story(7), keep, 14, RowMode::dual, Hint::some};
     const std::vector<float> expected = keep == 100 ? first : decode_afresh(subject, options, again);
-    findings.expect(largest_difference(decode(bench, 0, again, keep), expected) <= 1e-5,
+    findings.expect(largest_difference(decode(bench, 0, again, keep), expected) <= subject.truncate_tolerance,
                     "After truncate() to " + std::to_string(keep) + " tokens, decoding differs from a context of so many tokens.");
     // another text behind the kept tokens, so that what was there before would be noticed
     bench.driver().settle();
     bench.store().truncate(0, keep, bench.stream());
     const Decoding other{Story(7).continued(keep, 55), keep, 40, RowMode::dual, Hint::row1};
-    findings.expect(largest_difference(decode(bench, 0, other, keep), decode_afresh(subject, options, other)) <= 1e-5,
+    findings.expect(largest_difference(decode(bench, 0, other, keep), decode_afresh(subject, options, other)) <= subject.truncate_tolerance,
                     "After truncate() to " + std::to_string(keep) + " tokens and another text, traces of the old text show.");
     bench.driver().settle();
     bench.store().close(0, bench.stream());
@@ -350,6 +354,10 @@ inline void check_miss_policies(const StoreSubject& subject, Findings& findings)
   StoreOptions options = store_options(subject);
   options.miss_policy = MissPolicy::estimate;
   options.slots_per_budget = 1.0F;
+  if (!subject.estimates) {
+    findings.expect_throw<InvalidArgument>([&] { subject.make(options); }, "MissPolicy::estimate is not refused.");
+    return;
+  }
   const Decoding decoding{Story(7), 150, 24, RowMode::dual, Hint::row1};
   const std::vector<float> once = decode_afresh(subject, options, decoding);
   findings.expect(decode_afresh(subject, options, decoding) == once, "Under estimate, the same run does not give the same bits.");
