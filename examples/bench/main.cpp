@@ -8,20 +8,20 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "dualdecoder/dualdecoder.hpp"
+#include "examples/bench/batch_table.hpp"
+#include "examples/bench/counted_backend.hpp"
 #include "examples/bench/machine.hpp"
+#include "examples/bench/prompts.hpp"
 #include "examples/bench/runs.hpp"
+#include "examples/bench/statistics.hpp"
 #include "examples/common/backend_choice.hpp"
-#include "examples/common/tokenizer.hpp"
 
 namespace dualdecoder::examples {
 namespace {
@@ -42,49 +42,11 @@ struct Options {
   float yarn = 0.0F;
   std::string machine = "unnamed";
   std::string commit = "unknown";
+  std::string command;
+  std::vector<int> batches{28, 16};
+  std::string name;
+  int steps = 48;
 };
-
-std::string read_text(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw IoError(path + ": cannot be read");
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-/// Exactly `count` tokens: the text from its beginning, again from there where it is short, and its last 64 tokens at the end.
-std::vector<Token> exactly(const std::vector<Token>& text, std::size_t count) {
-  const std::size_t tail = std::min<std::size_t>({64, text.size(), count});
-  std::vector<Token> out;
-  for (std::size_t i = 0; out.size() + tail < count; ++i) out.push_back(text[i % text.size()]);
-  out.insert(out.end(), text.end() - static_cast<std::ptrdiff_t>(tail), text.end());
-  return out;
-}
-
-double share(std::uint64_t part, std::uint64_t whole) { return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole); }
-
-/// Settings as --setting names them.
-std::vector<Setting> own_settings(const std::vector<std::string>& names) {
-  std::vector<Setting> settings;
-  for (const std::string& name : names) {
-    std::vector<std::string> fields;
-    std::istringstream in(name);
-    for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
-    const bool tail = fields.size() >= 4 && (fields[2] == "drop" || fields[2] == "plain" || fields[2] == "calibrated");
-    const bool policy = fields.size() >= 4 && (fields[3] == "wait" || fields[3] == "estimate");
-    if (fields.size() < 4 || fields.size() > 5 || !tail || !policy) {
-      throw InvalidArgument("--setting = " + name + ": must be CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
-    }
-    SessionOptions options;
-    options.chunk_tokens = std::stoi(fields[0]);
-    options.budget_tokens = std::stoi(fields[1]);
-    options.tail_estimate = fields[2] != "drop";
-    options.calibrate_tail = fields[2] == "calibrated";
-    options.miss_policy = fields[3] == "wait" ? MissPolicy::wait : MissPolicy::estimate;
-    options.resync = Resync::always;
-    if (fields.size() == 5) options.bias_scale = std::stof(fields[4]);
-    settings.push_back({name, options});
-  }
-  return settings;
-}
 
 /// What every row of a run shares.
 struct Machine {
@@ -126,11 +88,11 @@ nlohmann::ordered_json row_of(const Options& options, const Machine& machine, co
           {"stream_gb_s", 1e-9 * machine.stream_bytes_per_second},
           {"ms_bound", 1e3 * bound_seconds},
           {"of_bound", bound_seconds / m.median_step_seconds},
-          {"hit", share(m.store.predicted_hit, m.store.predictable)},
-          {"resident", share(m.store.resident_hit, m.store.needed)},
-          {"estimated", share(m.store.estimated, m.store.needed)},
-          {"guesses_right", share(m.session.right_guesses, m.session.guesses)},
-          {"resyncs", share(m.session.resyncs, m.session.passes)},
+          {"hit", share_of(m.store.predicted_hit, m.store.predictable)},
+          {"resident", share_of(m.store.resident_hit, m.store.needed)},
+          {"estimated", share_of(m.store.estimated, m.store.needed)},
+          {"guesses_right", share_of(m.session.right_guesses, m.session.guesses)},
+          {"resyncs", share_of(m.session.resyncs, m.session.passes)},
           {"urgent_mib", static_cast<double>(m.store.urgent_bytes) / (1 << 20)},
           {"prefetch_mib", static_cast<double>(m.store.prefetch_bytes) / (1 << 20)},
           {"needed_chunks", set_bytes},
@@ -160,23 +122,6 @@ void print(const nlohmann::ordered_json& row) {
              number("ms_pass_median"), number("ms_pass_p10"), number("ms_bound"), number("of_bound"));
   fmt::print(stderr, "  hit {:.3f}  guesses {:.3f}  resident {:.3f}  peak/plan {:.3f}  agree {:.3f}  KL {:.4f}\n", number("hit"),
              number("guesses_right"), number("resident"), number("peak_of_plan"), number("agreement"), number("kl"));
-}
-
-/// A text as tokens.
-struct Text {
-  std::string name;
-  std::vector<Token> tokens;
-};
-
-/// The tokenizer is gone when this returns, so that it takes no part in what is measured.
-std::vector<Text> read_texts(const Options& options) {
-  const Tokenizer tokenizer = Tokenizer::load(options.model);
-  std::vector<Text> texts;
-  for (const std::string& path : options.texts) {
-    texts.push_back({std::filesystem::path(path).stem().string(), tokenizer.encode(read_text(path), ControlTokens::parse)});
-    if (texts.back().tokens.empty()) throw InvalidArgument(path + ": holds no tokens");
-  }
-  return texts;
 }
 
 bool wanted(const Options& options, const Setting& setting) {
@@ -214,8 +159,35 @@ void run_decode(const Options& options, const std::shared_ptr<Backend>& backend,
   }
 }
 
+/// One batch after the other, each with text of its own in every sequence.
+void run_batch(const Options& options, const std::vector<Text>& texts) {
+  const CountedBackend counted({.device = options.device, .threads = options.threads});
+  const auto weights = load_weights(options.model, *counted.backend(), {.threads = options.threads, .yarn_factor = options.yarn});
+  BatchTable table;
+  table.name = options.name.empty() ? std::filesystem::path(options.model).stem().string() : options.name;
+  table.settings = options.own.empty() ? std::vector<std::string>{"8:1024:calibrated:estimate"} : options.own;
+  table.batches = options.batches;
+  table.context = options.tokens;
+  table.steps = options.steps;
+  table.fidelity_tokens = options.generate;
+  run_batches(counted, weights, texts, table, [&](nlohmann::ordered_json row) {
+    row["machine"] = options.machine;
+    row["commit"] = options.commit;
+    row["command"] = options.command;
+    fmt::print("{}\n", row.dump());
+    std::fflush(stdout);
+    fmt::print(stderr, "{:36} {:8.1f} tok/s  {:7.3f} ms  link {:6.3f} ms  hit {:.3f}  resident {:.3f}  estimated {:.4f}\n",
+               row["row"].get<std::string>(), row["tok_s"].get<double>(), row["ms_step"].get<double>(), row["ms_link"].get<double>(),
+               row["hit"].get<double>(), row["resident"].get<double>(), row["estimated"].get<double>());
+  });
+}
+
 int run(const Options& options) {
-  const std::vector<Text> texts = read_texts(options);
+  const std::vector<Text> texts = read_texts(options.model, options.texts);
+  if (options.mode == "batch") {
+    run_batch(options, texts);
+    return 0;
+  }
   auto backend = choose_backend({.device = options.device, .threads = options.threads});
   const auto weights =
       load_weights(options.model, *backend,
@@ -229,10 +201,11 @@ int run(const Options& options) {
       continue;
     }
     const std::vector<Token> prompt = exactly(text.tokens, static_cast<std::size_t>(options.tokens));
-    const Reference reference = make_reference(backend, weights, prompt, options.generate, DataType::bf16);
+    const Reference reference = make_reference(backend, weights, prompt, options.generate);
     const bool prediction = options.mode == "prediction";
     std::vector<Setting> table = prediction ? prediction_settings(weights->config().vocabulary) : fidelity_settings();
-    if (!options.own.empty()) table = own_settings(options.own);
+    if (!options.own.empty()) table.clear();
+    for (const std::string& name : options.own) table.push_back(setting_named(name));
     for (const Setting& setting : table) {
       if (!wanted(options, setting)) continue;
       Run run(backend, weights, prompt, setting.options, options.generate, &reference);
@@ -249,17 +222,24 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   dualdecoder::examples::Options options;
+  for (int i = 0; i < argc; ++i) options.command += (i == 0 ? "" : " ") + std::string(argv[i]);
   CLI::App app("Measures decoding on a real model.");
-  app.add_option("mode", options.mode, "decode, prediction or fidelity")
+  app.add_option("mode", options.mode, "decode, prediction, fidelity or batch")
       ->required()
-      ->check(CLI::IsMember({"decode", "prediction", "fidelity"}));
+      ->check(CLI::IsMember({"decode", "prediction", "fidelity", "batch"}));
   app.add_option("-m,--model", options.model, "GGUF file, or folder with config.json and *.safetensors")->required();
   app.add_option("-t,--text", options.texts, "text files")->required();
   app.add_option("--contexts", options.contexts, "prompt tokens of the decode table");
   app.add_option("--settings", options.settings, "only settings whose names hold one of these");
-  app.add_option("--setting", options.own, "instead of the fidelity table: CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
+  app.add_option("--setting", options.own,
+                 "instead of the fidelity table, and of batches: full or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
   app.add_option("--tokens", options.tokens, "prompt tokens of the other tables")->capture_default_str();
-  app.add_option("-n,--generate", options.generate, "tokens to generate")->capture_default_str()->check(CLI::Range(2, 100000));
+  app.add_option("-n,--generate", options.generate, "tokens to generate; of batches: for agreement and kl, 0: leave them out")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 100000));
+  app.add_option("--batch", options.batches, "sequences that decode together, each number a row")->check(CLI::Range(1, 65536));
+  app.add_option("--name", options.name, "of the rows of batches; default: the model file's");
+  app.add_option("--steps", options.steps, "timed steps of a batch")->capture_default_str()->check(CLI::Range(1, 100000));
   app.add_option("--repeat", options.repeat, "runs of a decode row, of which the median counts")
       ->capture_default_str()
       ->check(CLI::Range(1, 100));

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
+#include <sstream>
 
 #include "examples/bench/machine.hpp"
 
@@ -11,26 +11,6 @@ namespace dualdecoder::examples {
 namespace {
 
 double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
-
-std::vector<float> log_softmax(std::span<const float> logits) {
-  const float largest = *std::max_element(logits.begin(), logits.end());
-  double sum = 0.0;
-  for (float logit : logits) sum += std::exp(static_cast<double>(logit - largest));
-  const auto shift = static_cast<float>(largest + std::log(sum));
-  std::vector<float> out(logits.begin(), logits.end());
-  for (float& value : out) value -= shift;
-  return out;
-}
-
-double divergence(const std::vector<float>& reference, const std::vector<float>& other) {
-  double sum = 0.0;
-  for (std::size_t i = 0; i < reference.size(); ++i) {
-    sum += std::exp(static_cast<double>(reference[i])) * (static_cast<double>(reference[i]) - static_cast<double>(other[i]));
-  }
-  return sum;
-}
-
-std::ptrdiff_t likeliest(const std::vector<float>& values) { return std::max_element(values.begin(), values.end()) - values.begin(); }
 
 SessionOptions sized(SessionOptions options, std::size_t prompt, int count) {
   options.max_context = static_cast<int>(prompt) + count + 1;
@@ -40,21 +20,8 @@ SessionOptions sized(SessionOptions options, std::size_t prompt, int count) {
 }  // namespace
 
 Reference make_reference(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
-                         std::span<const Token> prompt, int count, DataType kv_type) {
-  SessionOptions options;
-  options.store = StoreKind::full;
-  options.predictor = PredictorKind::none;
-  options.kv_type = kv_type;
-  auto session = make_session(backend, weights, sized(options, prompt.size(), count));
-  Reference reference;
-  AddOptions add;
-  add.max_new_tokens = count;
-  add.on_logits = [&](std::span<const float> logits) { reference.log_probabilities.push_back(log_softmax(logits)); };
-  session.add(prompt, add);
-  while (session.active() > 0) {
-    for (const TokenEvent& event : session.step().tokens) reference.tokens.push_back(event.token);
-  }
-  return reference;
+                         std::span<const Token> prompt, int count) {
+  return make_reference(backend, weights, sized({}, prompt.size(), count), prompt, {.max_new_tokens = count});
 }
 
 double bytes_of_step(const ModelWeights& weights, const SessionOptions& options, double tokens, double moved_bytes) {
@@ -95,10 +62,7 @@ Run::Run(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const Mo
 }
 
 void Run::compare(std::span<const float> logits) {
-  const std::vector<float> got = log_softmax(logits);
-  const std::vector<float>& want = reference_->log_probabilities[divergences_.size()];
-  divergences_.push_back(divergence(want, got));
-  agreed_ += likeliest(want) == likeliest(got) ? 1 : 0;
+  meter_.add(reference_->log_probabilities.row(meter_.size()), log_probabilities(logits));
 }
 
 bool Run::step() {
@@ -127,15 +91,36 @@ Measured Run::finish() {
   const auto moved = static_cast<double>(measured_.store.urgent_bytes + measured_.store.prefetch_bytes + measured_.store.write_back_bytes);
   measured_.step_bytes =
       bytes_of_step(*weights_, options_, tokens_, moved / static_cast<double>(std::max<std::uint64_t>(measured_.session.passes, 1)));
-  // the first token comes from the prefill, which is dense for every setting
-  if (divergences_.size() > 1) {
-    divergences_.erase(divergences_.begin());
-    measured_.agreement = static_cast<double>(agreed_ - 1) / static_cast<double>(divergences_.size());
-    for (double value : divergences_) measured_.kl += value / static_cast<double>(divergences_.size());
-    std::sort(divergences_.begin(), divergences_.end());
-    measured_.kl95 = divergences_[static_cast<std::size_t>(0.95 * static_cast<double>(divergences_.size() - 1))];
-  }
+  const Fidelity fidelity = meter_.over(1, meter_.size());  // the first token comes from the prefill, which is dense for every setting
+  measured_.agreement = fidelity.agreement;
+  measured_.kl = fidelity.mean_kl;
+  measured_.kl95 = fidelity.kl95;
   return measured_;
+}
+
+Setting setting_named(const std::string& name) {
+  SessionOptions options;
+  if (name == "full") {
+    options.store = StoreKind::full;
+    options.predictor = PredictorKind::none;
+    return {name, options};
+  }
+  std::vector<std::string> fields;
+  std::istringstream in(name);
+  for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
+  const bool tail = fields.size() >= 4 && (fields[2] == "drop" || fields[2] == "plain" || fields[2] == "calibrated");
+  const bool policy = fields.size() >= 4 && (fields[3] == "wait" || fields[3] == "estimate");
+  if (fields.size() < 4 || fields.size() > 5 || !tail || !policy) {
+    throw InvalidArgument("--setting = " + name + ": must be full or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
+  }
+  options.chunk_tokens = std::stoi(fields[0]);
+  options.budget_tokens = std::stoi(fields[1]);
+  options.tail_estimate = fields[2] != "drop";
+  options.calibrate_tail = fields[2] == "calibrated";
+  options.miss_policy = fields[3] == "wait" ? MissPolicy::wait : MissPolicy::estimate;
+  options.resync = Resync::always;
+  if (fields.size() == 5) options.bias_scale = std::stof(fields[4]);
+  return {name, options};
 }
 
 std::vector<Setting> decode_settings() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dualdecoder/decode_session.hpp"
+#include "examples/common/fidelity.hpp"
 
 namespace dualdecoder::examples {
 
@@ -15,12 +16,6 @@ namespace dualdecoder::examples {
 struct Setting {
   std::string name;
   SessionOptions options;
-};
-
-/// The model's own greedy continuation under full attention: what others are compared with.
-struct Reference {
-  std::vector<Token> tokens;
-  std::vector<std::vector<float>> log_probabilities;  // [tokens, vocabulary]
 };
 
 /// What one run measured.
@@ -49,9 +44,9 @@ struct Measured {
 /// back.
 double bytes_of_step(const ModelWeights& weights, const SessionOptions& options, double tokens, double moved_bytes);
 
-/// Greedy text of `count` tokens by full attention with the same formats.
+/// Greedy text of `count` tokens by full attention.
 Reference make_reference(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
-                         std::span<const Token> prompt, int count, DataType kv_type);
+                         std::span<const Token> prompt, int count);
 
 /// One setting over a prompt: the constructor prefills, step() runs passes until it says that there is nothing left, finish() says what was
 /// measured. Teacher-forced on the reference with its logits compared, or free for `count` tokens without one.
@@ -74,10 +69,12 @@ class Run {
   const Reference* reference_;
   Measured measured_;
   std::vector<double> steps_;  // seconds
-  std::vector<double> divergences_;
-  int agreed_ = 0;
+  FidelityMeter meter_;
   std::optional<DecodeSession> session_;
 };
+
+/// full, or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]. Throws InvalidArgument naming --setting.
+Setting setting_named(const std::string& name);
 
 /// Settings of the decode table, of the prediction table, and of the fidelity table.
 std::vector<Setting> decode_settings();

@@ -12,6 +12,8 @@
 
 #include "dualdecoder/decode_session.hpp"
 #include "dualdecoder/testing/forwarding.hpp"
+#include "examples/bench/statistics.hpp"
+#include "examples/bench/switched_loads.hpp"
 
 namespace dualdecoder::examples {
 namespace {
@@ -86,20 +88,6 @@ class RecordingBackend final : public testing::ForwardingBackend {
 
  private:
   StepTrace& trace_;
-};
-
-/// Another scheduler that can be told to move nothing: what a step takes without its loads.
-class SwitchedScheduler final : public testing::ForwardingScheduler {
- public:
-  /// `moves` must outlive the scheduler.
-  SwitchedScheduler(std::unique_ptr<TransferScheduler> inner, const bool& moves) : ForwardingScheduler(std::move(inner)), moves_(moves) {}
-
-  void submit(Lane lane, Layer layer, const TransferList& list, StreamRef after) override {
-    if (moves_) ForwardingScheduler::submit(lane, layer, list, after);
-  }
-
- private:
-  const bool& moves_;
 };
 
 /// The trace's context carried over to one of another length: shifted where that is longer, squeezed where it is shorter.
@@ -200,25 +188,6 @@ std::uint16_t bf16_of(float value) noexcept {
   return static_cast<std::uint16_t>((bits + 0x8000U) >> 16U);
 }
 
-double median_of(std::vector<double> values, double quantile = 0.5) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(quantile * static_cast<double>(values.size() - 1))];
-}
-
-StoreStatistics difference(const StoreStatistics& after, const StoreStatistics& before) {
-  StoreStatistics d = after;
-  d.needed -= before.needed;
-  d.predicted_hit -= before.predicted_hit;
-  d.predictable -= before.predictable;
-  d.resident_hit -= before.resident_hit;
-  d.estimated -= before.estimated;
-  d.urgent_bytes -= before.urgent_bytes;
-  d.prefetch_bytes -= before.prefetch_bytes;
-  d.write_back_bytes -= before.write_back_bytes;
-  d.prefetch_dropped -= before.prefetch_dropped;
-  return d;
-}
-
 /// Everything of one run, in the order in which it has to go.
 class StepRun {
  public:
@@ -247,6 +216,10 @@ class StepRun {
     if (trace.steps() < wanted) throw InvalidArgument("trace: holds fewer steps than are run: " + std::to_string(wanted));
 
     plan_ = backend->store_plan(store_options_);
+    if (setting.device_kv_limit > 0 && plan_.device_bytes() > setting.device_kv_limit) {
+      throw InvalidArgument("device KV state = " + std::to_string(plan_.device_bytes()) + " bytes: must be at most " +
+                            std::to_string(setting.device_kv_limit));
+    }
     dense_ = backend->make_dense(weights, {.decode_rows = rows_, .prefill_rows = rows_});
     auto store = backend->make_store(store_options_);
     capacities_ = store->capacities();
@@ -279,11 +252,11 @@ class StepRun {
     measured.fill_seconds = seconds_since(begin);
     prepare_trace();
     const std::vector<double> timed = time_steps(measured);
-    measured.ms_step = median_of(timed);
-    measured.ms_step_95 = median_of(timed, 0.95);
+    measured.ms_step = quantile(timed, 0.5);
+    measured.ms_step_95 = quantile(timed, 0.95);
     moves_ = false;  // what the slots hold from here on is not what the tables say, which changes no time
     StepMeasured ignored;
-    measured.ms_compute = median_of(time_steps(ignored));
+    measured.ms_compute = quantile(time_steps(ignored), 0.5);
     measured.device_kv_bytes = plan_.device_bytes();
     measured.pinned_bytes = plan_.pinned_bytes();
     for (int slot = 0; slot < setting_.batch; ++slot) attention_->close(slots_[at(slot)], stream_);

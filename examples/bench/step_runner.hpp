@@ -1,6 +1,7 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -16,8 +17,9 @@ struct StepSetting {
   SessionOptions options;  ///< max_context is set from `context`
   int context = 131072;    ///< tokens in every sequence
   int batch = 7;
-  int steps = 48;   ///< that are timed
-  int warm_up = 8;  ///< that are not
+  int steps = 48;                   ///< that are timed
+  int warm_up = 8;                  ///< that are not
+  std::size_t device_kv_limit = 0;  ///< all KV state on the device may take at most this, in bytes; 0: no limit
 };
 
 struct StepMeasured {
@@ -33,7 +35,8 @@ struct StepMeasured {
   double fill_seconds = 0.0;
 };
 
-/// Runs passes of `weights` with the choices of `trace` in place of the model's own. Throws as the session would.
+/// Runs passes of `weights` with the choices of `trace` in place of the model's own. Throws as the session would, and InvalidArgument where
+/// the plan is above the limit.
 StepMeasured run_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights, const StepTrace& trace,
                        const StepSetting& setting);
 

@@ -15,6 +15,10 @@
 #include <vector>
 
 #include "dualdecoder/dualdecoder.hpp"
+#include "examples/bench/counted_backend.hpp"
+#include "examples/bench/prefill_run.hpp"
+#include "examples/bench/shapes.hpp"
+#include "examples/bench/statistics.hpp"
 #include "examples/bench/step_runner.hpp"
 #include "examples/common/backend_choice.hpp"
 #include "examples/common/tokenizer.hpp"
@@ -41,6 +45,7 @@ struct Options {
   int budget = 1024;
   float slots = 4.0F;
   int threads = 0;
+  int repeat = 2;
   bool list = false;
 };
 
@@ -48,34 +53,6 @@ struct Row {
   std::string name;
   StepSetting setting;
 };
-
-ModelConfig shape_named(const std::string& name) {
-  ModelConfig config;
-  config.architecture = "llama";
-  config.name = name;
-  config.context = 1 << 20;
-  config.rope.theta = 500000.0F;
-  if (name == "8b") {
-    config.layers = 32;
-    config.hidden = 4096;
-    config.intermediate = 14336;
-    config.heads = 32;
-    config.kv_heads = 8;
-    config.head_dim = 128;
-    config.vocabulary = 128256;
-  } else if (name == "tiny") {
-    config.layers = 4;
-    config.hidden = 256;
-    config.intermediate = 512;
-    config.heads = 8;
-    config.kv_heads = 2;
-    config.head_dim = 64;
-    config.vocabulary = 1024;
-  } else {
-    throw InvalidArgument("--shape = " + name + ": must be 8b or tiny");
-  }
-  return config;
-}
 
 std::string batch_name(int context, int batch) { return fmt::format("{}k-b{}", context / 1024, batch); }
 
@@ -136,7 +113,11 @@ std::vector<Row> rows_of(const Options& options) {
   add("-pcie3", k128, 7, throttled(12e9, MissPolicy::estimate));
   add("-pcie3-wait", k128, 7, throttled(12e9, MissPolicy::wait));
   add("-full", k128, 7, full);
+  // all KV state on the device under a cap: as many slots as fit with ease
+  add("-cap24", k128, 7, with([](SessionOptions& o) { o.slots_per_budget = 8.0F; }));
+  rows.back().setting.device_kv_limit = 24'000'000'000;
   add("-cap12", k128, 7, with([](SessionOptions& o) { o.slots_per_budget = 2.0F; }));
+  rows.back().setting.device_kv_limit = 12'000'000'000;
   for (const auto& [context, batch] :
        std::vector<std::pair<int, int>>{{65536, 14}, {262144, 3}, {524288, 1}, {k128, 1}, {k128, 2}, {k128, 4}, {2048, 1}, {4096, 1}}) {
     add("", context, batch, base);
@@ -171,8 +152,8 @@ nlohmann::ordered_json json_of(const Options& options, const Row& row, const Ste
       {"hit", m.store.predictable == 0 ? 0.0 : static_cast<double>(m.store.predicted_hit) / static_cast<double>(m.store.predictable)},
       {"resident", share(m.store.resident_hit)},
       {"estimated", share(m.store.estimated)},
-      {"urgent_bytes", m.store.urgent_bytes / static_cast<std::uint64_t>(row.setting.steps)},
-      {"prefetch_bytes", m.store.prefetch_bytes / static_cast<std::uint64_t>(row.setting.steps)},
+      {"urgent", m.store.urgent_bytes / static_cast<std::uint64_t>(row.setting.steps)},
+      {"prefetch", m.store.prefetch_bytes / static_cast<std::uint64_t>(row.setting.steps)},
       {"link_gb_s", m.ms_link == 0.0 ? 0.0 : static_cast<double>(m.moved_bytes) / row.setting.steps / (1e6 * m.ms_link)},
       {"device_kv_bytes_per_sequence", m.device_kv_bytes / static_cast<std::size_t>(row.setting.batch)},
       {"pinned_bytes", m.pinned_bytes},
@@ -230,6 +211,43 @@ int run_rows(const Options& options) {
   return failed ? 1 : 0;
 }
 
+/// The time until a prompt's first token, and the memory that it takes.
+int prefill(const Options& options) {
+  const CountedBackend counted({.device = options.device, .threads = options.threads});
+  const auto weights = make_synthetic_weights(shape_named(options.shape), 1, *counted.backend(), {.threads = options.threads});
+  SessionOptions session;
+  session.chunk_tokens = options.chunk;
+  session.budget_tokens = options.budget;
+  session.slots_per_budget = options.slots;
+  const PrefillMeasured m = time_prefill(counted.backend(), weights, session, options.context, options.repeat);
+  const double seconds = quantile(m.seconds, 0.5);
+  const std::size_t weight_bytes = weights->memory().total_bytes();
+  const nlohmann::ordered_json json = {{"row", fmt::format("{}-{}k-prefill", options.shape, options.context / 1024)},
+                                       {"model", options.shape},
+                                       {"weights", "synthetic"},
+                                       {"context", options.context},
+                                       {"batch", 1},
+                                       {"chunk", options.chunk},
+                                       {"budget", options.budget},
+                                       {"tok_s", options.context / seconds},
+                                       {"seconds", seconds},
+                                       {"first_seconds", m.first_seconds},
+                                       {"runs", m.seconds.size()},
+                                       {"peak_device_bytes", counted.peak_device_bytes()},
+                                       {"weight_bytes", weight_bytes},
+                                       {"plan_device_bytes", m.plan_bytes},
+                                       {"pinned_bytes", m.pinned_bytes},
+                                       {"machine", options.machine},
+                                       {"commit", options.commit},
+                                       {"command", options.command}};
+  fmt::print("{}\n", json.dump());
+  if (!options.out.empty()) std::ofstream(options.out, std::ios::app) << json.dump() << '\n';
+  fmt::print(stderr, "{:24} {:8.1f} tok/s  {:.3f} s (first {:.3f} s)  {:.2f} GB on the device beside weights, plan {:.2f} GB\n",
+             json["row"].get<std::string>(), options.context / seconds, seconds, m.first_seconds,
+             1e-9 * static_cast<double>(counted.peak_device_bytes() - weight_bytes), 1e-9 * static_cast<double>(m.plan_bytes));
+  return 0;
+}
+
 int record(const Options& options) {
   auto backend = choose_backend({.device = options.device, .threads = options.threads});
   const auto weights = load_weights(options.model, *backend, {.threads = options.threads, .yarn_factor = options.yarn});
@@ -283,6 +301,14 @@ int main(int argc, char** argv) {
   rows->add_option("-o,--out", options.out, "file to which JSON lines are appended");
   rows->add_option("--machine", options.machine, "name of the machine in the results");
   rows->add_option("--commit", options.commit, "commit in the results");
+  CLI::App* filling = app.add_subcommand("prefill", "time prompts of random tokens");
+  common(filling);
+  filling->add_option("--shape", options.shape, "8b or tiny")->capture_default_str();
+  filling->add_option("--context", options.context, "tokens of the prompt")->capture_default_str();
+  filling->add_option("--repeat", options.repeat, "timed prompts behind the first")->capture_default_str()->check(CLI::Range(1, 1000));
+  filling->add_option("-o,--out", options.out, "file to which a JSON line is appended");
+  filling->add_option("--machine", options.machine, "name of the machine in the results");
+  filling->add_option("--commit", options.commit, "commit in the results");
   CLI::App* recording = app.add_subcommand("record", "record the choices of a real model");
   common(recording);
   recording->add_option("-m,--model", options.model, "GGUF file, or folder")->required();
@@ -291,6 +317,7 @@ int main(int argc, char** argv) {
   recording->add_option("--yarn", options.yarn, "stretches the model's context by this factor");
   CLI11_PARSE(app, argc, argv);
   try {
+    if (filling->parsed()) return dualdecoder::examples::prefill(options);
     return recording->parsed() ? dualdecoder::examples::record(options) : dualdecoder::examples::run_rows(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "dualdecoder-bench-steps: {}\n", error.what());
