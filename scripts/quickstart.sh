@@ -2,7 +2,8 @@
 # Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #
 # On a bare Debian (12 or later) or Ubuntu (24.04 or later): installs what is missing, builds, fetches SmolLM2-135M (98 MB, kept in models/),
-# and lets it answer a question about a document of about 6,000 tokens. Options after the script's name are passed to dualdecoder-generate.
+# and lets it answer a question about a document of about 6,000 tokens. Where nvcc is, the CUDA backend is built too, for the GPU that is here;
+# the program then computes there. Options after the script's name are passed to dualdecoder-generate.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,8 +23,16 @@ if ((${#missing[@]})); then
 fi
 
 build=build/quickstart
-say "building in $build"
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DDUALDECODER_CUDA=OFF -DDUALDECODER_TESTS=OFF >/dev/null
+[[ -d /usr/local/cuda/bin ]] && export PATH=$PATH:/usr/local/cuda/bin # where the toolkit's installer puts nvcc
+cuda=(-DDUALDECODER_CUDA=OFF)
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 || true)
+if command -v nvcc >/dev/null && [[ $capability =~ ^([89]|[1-9][0-9]+)\.[0-9]$ ]]; then # 8.0 is the oldest that the backend takes
+  architecture=${capability/./}-real
+  [[ $architecture == 90-real ]] && architecture=90a-real # with the instructions that this very one has
+  cuda=(-DDUALDECODER_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=$architecture")
+fi
+say "building in $build, ${cuda[*]}"
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" -DDUALDECODER_TESTS=OFF >/dev/null
 cmake --build "$build" --target dualdecoder-generate
 
 say "fetching the model"
