@@ -1,11 +1,22 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
+
+#include "cuda/tensor_core.cuh"
 
 /// Products of a warpgroup (four warps) on Hopper's tensor cores, whose operands lie in shared memory in the 128-byte swizzle; PTX ISA
 /// section "Asynchronous warpgroup level matrix multiply-accumulate". They exist on sm_90a alone; elsewhere these functions do nothing.
 namespace dualdecoder::cuda {
+
+/// Whether code for this architecture has them.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+inline constexpr bool kHasWarpgroups = true;
+#else
+inline constexpr bool kHasWarpgroups = false;
+#endif
 
 /// A swizzled tile: rows of 64 bf16 in 128 bytes, at 1024 bytes, in which piece c (16 bytes) of row r lies at place c ^ (r % 8).
 inline constexpr std::uint32_t kTileRowBytes = 128;
@@ -99,10 +110,26 @@ __device__ inline void pin(float (&sums)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
-/// Makes this thread's writes to shared memory visible to products; before the barrier that hands them over.
-__device__ inline void show_to_products() {
+/// Copies the tile at (column, head, row) of a tensor that `map` describes (cuda/tensor_map.hpp); its bytes count on `barrier`.
+__device__ inline void copy_tile(std::uint32_t target, const CUtensorMap& map, int column, int head, int row, std::uint64_t* barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(target),
+               "l"(&map), "r"(column), "r"(head), "r"(row), "r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+
+/// From here on this warpgroup's threads have so many registers; of a kernel whose launch bounds name its blocks per processor.
+template <int kRegisters>
+__device__ inline void give_registers_up() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ inline void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 

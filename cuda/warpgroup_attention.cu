@@ -4,43 +4,58 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/bulk_copy.cuh"
 #include "cuda/tensor_core.cuh"
+#include "cuda/tensor_map.hpp"
 #include "cuda/warpgroup.cuh"
 
 namespace dualdecoder::cuda {
 namespace {
 
-constexpr int kGroups = 2;              // warpgroups of a block, 64 query rows each
-constexpr int kQueries = kGroups * 64;  // of a block
-constexpr int kKeys = 128;              // of a stage
-constexpr int kThreads = kGroups * 128;
-constexpr std::uint32_t kTileBytes = 128 * kTileRowBytes;  // 128 rows of queries, keys or values, 64 columns
+constexpr int kKeys = 128;                                   // of a stage
+constexpr int kStages = 2;                                   // of keys, and as many of values
+constexpr std::uint32_t kTileBytes = kKeys * kTileRowBytes;  // of keys or values, 64 columns
 constexpr std::uint32_t kTileAlignment = 1024;
 
-/// Bytes of 128 rows of all columns.
-constexpr std::uint32_t matrix_bytes(int head_dim) { return static_cast<std::uint32_t>(head_dim / 64) * kTileBytes; }
-/// Queries, two stages of keys and two of values; dynamic shared memory may begin anywhere.
-constexpr std::uint32_t shared_bytes(int head_dim) { return 5 * matrix_bytes(head_dim) + kTileAlignment; }
-
-/// Rows [first, first + 128) of a tensor's head to swizzled tiles; rows from `count` on become zeros.
+/// What a block does at a time; its first warpgroup copies, the others compute.
 template <int kDim>
-__device__ void load_tiles(std::uint32_t target, const __nv_bfloat16* head, std::size_t stride, int first, int count) {
-  constexpr int kPieces = kDim / 8;
-  constexpr int kRowsAtOnce = kThreads / kPieces;
-  const int piece = static_cast<int>(threadIdx.x) % kPieces;
-  const int own = static_cast<int>(threadIdx.x) / kPieces;
-  static_assert(kRowsAtOnce % 8 == 0, "a thread's rows have one swizzle");
-  const std::uint32_t own_target = target + static_cast<std::uint32_t>(piece / 8) * kTileBytes +
-                                   static_cast<std::uint32_t>(own) * kTileRowBytes + static_cast<std::uint32_t>((piece ^ own) % 8) * 16;
-  const __nv_bfloat16* column = head + piece * 8;
-#pragma unroll
-  for (int i = 0; i < 128 / kRowsAtOnce; ++i) {
-    const int row = first + own + i * kRowsAtOnce;
-    const bool present = row < count;
-    copy_async(own_target + static_cast<std::uint32_t>(i * kRowsAtOnce) * kTileRowBytes,
-               column + static_cast<std::size_t>(present ? row : 0) * stride, present);
+struct Shape {
+  static constexpr int kGroups = kDim == 64 ? 3 : 2;  // that compute, 64 query rows each
+  static constexpr int kQueries = kGroups * 64;
+  static constexpr int kThreads = 128 + kGroups * 128;
+  static constexpr std::uint32_t kQueryTileBytes = kQueries * kTileRowBytes;
+  static constexpr std::uint32_t kQueryBytes = kDim / 64 * kQueryTileBytes;
+  static constexpr std::uint32_t kStageBytes = kDim / 64 * kTileBytes;
+  static constexpr std::uint32_t kSharedBytes = kQueryBytes + 2 * kStages * kStageBytes + kTileAlignment;  // which may begin anywhere
+};
+
+struct Tensors {
+  CUtensorMap queries;
+  CUtensorMap keys;
+  CUtensorMap values;
+};
+
+/// Barriers of a block, in shared memory.
+struct Barriers {
+  std::uint64_t queries_here;
+  std::uint64_t keys_here[kStages];
+  std::uint64_t keys_read[kStages];
+  std::uint64_t values_here[kStages];
+  std::uint64_t values_read[kStages];
+};
+/// By one thread; `readers` warps read each stage.
+[[maybe_unused]] __device__ inline void start(Barriers& barriers, unsigned readers) {
+  start_barrier(&barriers.queries_here, 1);
+  for (int stage = 0; stage < kStages; ++stage) {
+    start_barrier(&barriers.keys_here[stage], 1);
+    start_barrier(&barriers.keys_read[stage], readers);
+    start_barrier(&barriers.values_here[stage], 1);
+    start_barrier(&barriers.values_read[stage], readers);
   }
+  show_barriers();
 }
+/// Parity of the phase in which the stage of a block of keys holds it.
+[[maybe_unused]] __device__ inline unsigned parity_of(int block) { return static_cast<unsigned>(block / kStages % 2); }
 
 /// What one thread knows of its two rows, l / 4 and l / 4 + 8 of its warp's 16 for lane l.
 template <int kDim>
@@ -56,8 +71,10 @@ template <int kDim>
 __device__ void start_scores(float (&scores)[64], std::uint64_t queries, std::uint64_t keys) {
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
-    const std::uint64_t step = further(static_cast<std::uint32_t>(k / 4) * kTileBytes + static_cast<std::uint32_t>(k % 4) * 32);
-    start_product(scores, queries + step, keys + step, k > 0);
+    const auto tile = static_cast<std::uint32_t>(k / 4);
+    const auto column = static_cast<std::uint32_t>(k % 4) * 32;
+    start_product(scores, queries + further(tile * Shape<kDim>::kQueryTileBytes + column), keys + further(tile * kTileBytes + column),
+                  k > 0);
   }
   commit_products();
 }
@@ -71,7 +88,7 @@ __device__ void start_out(Rows<kDim>& rows, std::uint64_t values) {
 }
 
 /// Scores of keys that a row does not see become -inf; `row` is the thread's first.
-__device__ inline void mask(float (&scores)[64], int first_key, int row, const PrefillAttention& job) {
+[[maybe_unused]] __device__ inline void mask(float (&scores)[64], int first_key, int row, const PrefillAttention& job) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -159,109 +176,159 @@ __device__ void store_rows(const Rows<kDim>& rows, int row, int head, const Pref
   }
 }
 
-/// One block: kQueries rows of one head against every key that they see. The scores of a block of keys and the output of the block before
-/// start together, so that the softmax of the one runs beside the product of the other (FlashAttention-3, arXiv 2407.08608, section 3.2).
+/// The part of a block: kQueries rows of one head against every key that they see.
 template <int kDim>
-__global__ void __launch_bounds__(kThreads, 1) warpgroup_attention_kernel(const PrefillAttention job, float scale) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr std::uint32_t kMatrix = matrix_bytes(kDim);
-  extern __shared__ unsigned char shared[];
-  const std::uint32_t queries = (shared_address(shared) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
-  const std::uint32_t key_stages = queries + kMatrix;
-  const std::uint32_t value_stages = key_stages + 2 * kMatrix;
+struct Part {
+  int head;
+  int kv_head;
+  int first_row;
+  int blocks;  // of keys that some row sees
 
-  const int head = static_cast<int>(blockIdx.x);
-  // the last rows see the most keys, so they come first
-  const int first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kQueries;
-  const int keys = job.offset + min(first_row + kQueries, job.rows);  // that some row of the block sees
-  const int blocks = (keys + kKeys - 1) / kKeys;
-  const int group_row = first_row + static_cast<int>(threadIdx.x) / 128 * 64;
+  __device__ Part(const PrefillAttention& job, int own_head, int row_block)
+      : head(own_head),
+        kv_head(own_head / (job.heads / job.kv_heads)),
+        first_row(row_block * Shape<kDim>::kQueries),
+        blocks((job.offset + min(first_row + Shape<kDim>::kQueries, job.rows) + kKeys - 1) / kKeys) {}
+};
+
+/// Shared memory of a block, by address.
+template <int kDim>
+struct Stages {
+  std::uint32_t queries;
+  __device__ std::uint32_t keys(int block) const {
+    return queries + Shape<kDim>::kQueryBytes + static_cast<std::uint32_t>(block % kStages) * Shape<kDim>::kStageBytes;
+  }
+  __device__ std::uint32_t values(int block) const { return keys(block) + kStages * Shape<kDim>::kStageBytes; }
+};
+
+/// One thread: brings queries, then keys and values in the order in which they are used, each once its place has been read.
+template <int kDim>
+__device__ void copy_all(const Tensors& tensors, const Part<kDim>& part, const Stages<kDim>& stages, Barriers& barriers) {
+  using S = Shape<kDim>;
+  const auto copy = [&](std::uint32_t target, std::uint32_t tile_bytes, const CUtensorMap& map, int head, int row, std::uint64_t* barrier) {
+    arrive_and_expect(barrier, kDim / 64 * tile_bytes);
+#pragma unroll
+    for (int tile = 0; tile < kDim / 64; ++tile) {
+      copy_tile(target + static_cast<std::uint32_t>(tile) * tile_bytes, map, tile * 64, head, row, barrier);
+    }
+  };
+  const auto copy_keys = [&](int block) {
+    wait_for_phase(&barriers.keys_read[block % kStages], parity_of(block) ^ 1);
+    copy(stages.keys(block), kTileBytes, tensors.keys, part.kv_head, block * kKeys, &barriers.keys_here[block % kStages]);
+  };
+  const auto copy_values = [&](int block) {
+    wait_for_phase(&barriers.values_read[block % kStages], parity_of(block) ^ 1);
+    copy(stages.values(block), kTileBytes, tensors.values, part.kv_head, block * kKeys, &barriers.values_here[block % kStages]);
+  };
+  copy(stages.queries, S::kQueryTileBytes, tensors.queries, part.head, part.first_row, &barriers.queries_here);
+  copy_keys(0);
+#pragma unroll 1
+  for (int block = 1; block < part.blocks; ++block) {
+    copy_keys(block);
+    copy_values(block - 1);
+  }
+  copy_values(part.blocks - 1);
+}
+
+/// A warpgroup that computes, `group` of kGroups: 64 rows. The scores of a block of keys and the output of the block before start together,
+/// so that the softmax of the one runs beside the product of the other (FlashAttention-3, arXiv 2407.08608, section 3.2). Groups that are
+/// told to take turns with their products, as in section 3.1 there, are no faster: they fall into turns by themselves.
+template <int kDim>
+__device__ void attend(const PrefillAttention& job, float scale, const Part<kDim>& part, const Stages<kDim>& stages, Barriers& barriers,
+                       int group) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group_row = part.first_row + group * 64;
+  const int own_row = group_row + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
   const int whole = (job.offset + group_row + 1) / kKeys;  // blocks that every row of the warpgroup sees entirely
-  const int own_row = first_row + static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-
-  const std::size_t stride = static_cast<std::size_t>(job.kv_heads) * kDim;
-  const int kv_head = head / (job.heads / job.kv_heads);
-  const auto load_keys = [&](int block) {
-    load_tiles<kDim>(key_stages + static_cast<std::uint32_t>(block % 2) * kMatrix,
-                     static_cast<const __nv_bfloat16*>(job.keys) + kv_head * kDim, stride, block * kKeys, keys);
+  const std::uint64_t queries = inner_contiguous(stages.queries + static_cast<std::uint32_t>(group) * 64 * kTileRowBytes);
+  const auto release = [&](std::uint64_t* barrier) {
+    if (lane == 0) arrive(barrier);
   };
-  const auto load_values = [&](int block) {
-    load_tiles<kDim>(value_stages + static_cast<std::uint32_t>(block % 2) * kMatrix,
-                     static_cast<const __nv_bfloat16*>(job.values) + kv_head * kDim, stride, block * kKeys, keys);
-  };
-  const std::uint64_t own_queries = inner_contiguous(queries + static_cast<std::uint32_t>(threadIdx.x / 128) * 64 * kTileRowBytes);
-  const auto keys_of = [&](int block) { return inner_contiguous(key_stages + static_cast<std::uint32_t>(block % 2) * kMatrix); };
-  const auto values_of = [&](int block) {
-    return outputs_contiguous(value_stages + static_cast<std::uint32_t>(block % 2) * kMatrix, kTileBytes);
-  };
-
-  load_tiles<kDim>(queries, static_cast<const __nv_bfloat16*>(job.queries) + head * kDim, static_cast<std::size_t>(job.heads) * kDim,
-                   first_row, job.rows);
-  load_keys(0);
-  commit_copies();
-  load_values(0);
-  if (blocks > 1) load_keys(1);
-  commit_copies();
 
   Rows<kDim> rows;
   rows.largest[0] = rows.largest[1] = -INFINITY;
   rows.sum[0] = rows.sum[1] = 0.0F;
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) rows.out[i] = 0.0F;
+  float scores[64];
   float shrink[2];
-  {
-    float scores[64];
-    wait_for_copies<1>();
-    show_to_products();
-    __syncthreads();
-    before_products();
-    start_scores<kDim>(scores, own_queries, keys_of(0));
-    wait_for_products<0>();
-    pin(scores);
-    if (whole < 1) mask(scores, 0, own_row, job);
-    weigh<kDim>(scores, rows, scale, shrink);
-    take_weights<kDim>(scores, rows, shrink);
-  }
+
+  wait_for_phase(&barriers.queries_here, 0);
+  wait_for_phase(&barriers.keys_here[0], 0);
+  before_products();
+  start_scores<kDim>(scores, queries, inner_contiguous(stages.keys(0)));
+  wait_for_products<0>();
+  pin(scores);
+  release(&barriers.keys_read[0]);
+  if (whole < 1) mask(scores, 0, own_row, job);
+  weigh<kDim>(scores, rows, scale, shrink);
+  take_weights<kDim>(scores, rows, shrink);
 #pragma unroll 1
-  for (int block = 1; block < blocks; ++block) {
-    wait_for_copies<0>();
-    show_to_products();
-    __syncthreads();  // keys of this block and values of the last are there for all; the other stages have been read by all
-    if (block + 1 < blocks) load_keys(block + 1);
-    load_values(block);
-    commit_copies();
-    float scores[64];
+  for (int block = 1; block < part.blocks; ++block) {
+    wait_for_phase(&barriers.keys_here[block % kStages], parity_of(block));
     before_products();
-    start_scores<kDim>(scores, own_queries, keys_of(block));
-    start_out<kDim>(rows, values_of(block - 1));
+    start_scores<kDim>(scores, queries, inner_contiguous(stages.keys(block)));
+    wait_for_phase(&barriers.values_here[(block - 1) % kStages], parity_of(block - 1));
+    before_products();
+    start_out<kDim>(rows, outputs_contiguous(stages.values(block - 1), kTileBytes));
     wait_for_products<1>();
     pin(scores);
+    release(&barriers.keys_read[block % kStages]);
     if (block >= whole) mask(scores, block * kKeys, own_row, job);
     weigh<kDim>(scores, rows, scale, shrink);
     take_weights<kDim>(scores, rows, shrink);
+    release(&barriers.values_read[(block - 1) % kStages]);
   }
-  wait_for_copies<0>();
-  show_to_products();
-  __syncthreads();
+  wait_for_phase(&barriers.values_here[(part.blocks - 1) % kStages], parity_of(part.blocks - 1));
   before_products();
-  start_out<kDim>(rows, values_of(blocks - 1));
+  start_out<kDim>(rows, outputs_contiguous(stages.values(part.blocks - 1), kTileBytes));
   wait_for_products<0>();
   pin(rows.out);
-  store_rows<kDim>(rows, own_row, head, job);
-#endif
+  store_rows<kDim>(rows, own_row, part.head, job);
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
+    warpgroup_attention_kernel(const __grid_constant__ Tensors tensors, const __grid_constant__ PrefillAttention job, float scale) {
+  if constexpr (kHasWarpgroups) {
+    extern __shared__ unsigned char shared[];
+    __shared__ Barriers barriers;
+    const Stages<kDim> stages{(shared_address(shared) + kTileAlignment - 1) / kTileAlignment * kTileAlignment};
+    // the last rows see the most keys, so they come first
+    const Part<kDim> part(job, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.y - 1 - blockIdx.y));
+    if (threadIdx.x == 0) start(barriers, Shape<kDim>::kGroups * 4);
+    __syncthreads();
+    const int role = __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 128, 0);  // the same in a warp, and the compiler knows it
+    if (role == 0) {
+      give_registers_up<24>();
+      if (threadIdx.x == 0) copy_all<kDim>(tensors, part, stages, barriers);
+    } else {
+      take_registers<Shape<kDim>::kGroups == 3 ? 160 : 240>();  // of the 65536 of a processor
+      attend<kDim>(job, scale, part, stages, barriers, role - 1);
+    }
+  }
 }
 
 template <int kDim>
 cudaError_t launch(const PrefillAttention& job, cudaStream_t stream) {
+  using S = Shape<kDim>;
+  Tensors tensors{};
+  const auto describe_all = [&]() -> cudaError_t {
+    const int tokens = job.offset + job.rows;
+    if (const cudaError_t status = describe({job.queries, job.rows, job.heads, kDim}, S::kQueries, tensors.queries)) return status;
+    if (const cudaError_t status = describe({job.keys, tokens, job.kv_heads, kDim}, kKeys, tensors.keys)) return status;
+    return describe({job.values, tokens, job.kv_heads, kDim}, kKeys, tensors.values);
+  };
+  if (const cudaError_t status = describe_all()) return status;
   const float scale = 1.44269504F / std::sqrt(static_cast<float>(kDim));  // scores become powers of two
-  const dim3 grid(static_cast<unsigned>(job.heads), static_cast<unsigned>((job.rows + kQueries - 1) / kQueries));
-  warpgroup_attention_kernel<kDim><<<grid, kThreads, shared_bytes(kDim), stream>>>(job, scale);
+  const dim3 grid(static_cast<unsigned>(job.heads), static_cast<unsigned>((job.rows + S::kQueries - 1) / S::kQueries));
+  warpgroup_attention_kernel<kDim><<<grid, S::kThreads, S::kSharedBytes, stream>>>(tensors, job, scale);
   return cudaGetLastError();
 }
 
 template <int kDim>
 cudaError_t prepare() {
-  return cudaFuncSetAttribute(warpgroup_attention_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(kDim));
+  return cudaFuncSetAttribute(warpgroup_attention_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<kDim>::kSharedBytes);
 }
 
 }  // namespace

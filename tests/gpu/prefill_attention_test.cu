@@ -168,7 +168,7 @@ void compare_all(const Case& c) {
 
 void test_values() {
   for (const int dim : {64, 80, 96, 128, 256}) {
-    for (const int rows : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300}) {
+    for (const int rows : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300}) {
       for (const int offset : {0, 1, 63, 64, 65, 127, 200}) {
         compare_all({.heads = 2, .kv_heads = 1, .head_dim = dim, .rows = rows, .offset = offset});
       }
@@ -203,10 +203,11 @@ void test_rows_are_independent(Kernel kernel, int dim) {
   }
 }
 
+/// All tokens in one launch, the last block of a prefill alone, and all of its blocks, as a session attends in a layer.
 void print_speed() {
   constexpr int kHeads = 32;
   constexpr int kKvHeads = 8;
-  constexpr int kBlock = 2048;
+  constexpr int kBlock = 4096;  // Backend::prefill_block
   for (const int dim : {128, 64}) {
     for (const int tokens : {16384, 65536, 131072}) {
       testing::Random random(1);
@@ -224,23 +225,30 @@ void print_speed() {
       const DeviceArray<__nv_bfloat16> keys = noise(at(tokens) * kKvHeads * at(dim));
       const DeviceArray<__nv_bfloat16> values = noise(at(tokens) * kKvHeads * at(dim));
       const DeviceArray<__nv_bfloat16> out(queries.size());
-      for (const int rows : {tokens, kBlock}) {
-        const int offset = tokens - rows;
-        const PrefillAttention job{.heads = kHeads,
-                                   .kv_heads = kKvHeads,
-                                   .head_dim = dim,
-                                   .rows = rows,
-                                   .offset = offset,
-                                   .queries = queries.data(),
-                                   .keys = keys.data(),
-                                   .values = values.data(),
-                                   .out = out.data()};
-        for (const Kernel kernel : kernels(dim)) {
-          const double ms = milliseconds(nullptr, rows == tokens && tokens > 65536 ? 2 : 5, [&] { launch(kernel, job); });
-          const double seen = static_cast<double>(rows) * (offset + (rows + 1) / 2.0);  // pairs of a query and a key
-          std::printf("prefill attention (%s) D=%d, 32/8 heads, %d rows at %d: %.2f ms, %.0f TFLOP/s\n", name_of(kernel), dim, rows, offset,
-                      ms, 4.0 * dim * kHeads * seen / ms * 1e-9);
-        }
+      const auto rows_at = [&](Kernel kernel, int rows, int offset) {
+        launch(kernel, {.heads = kHeads,
+                        .kv_heads = kKvHeads,
+                        .head_dim = dim,
+                        .rows = rows,
+                        .offset = offset,
+                        .queries = queries.data(),
+                        .keys = keys.data(),
+                        .values = values.data(),
+                        .out = out.data()});
+      };
+      const int rounds = tokens > 65536 ? 2 : 5;
+      for (const Kernel kernel : kernels(dim)) {
+        const auto report = [&](const char* what, double pairs, double ms) {
+          std::printf("prefill attention (%s) D=%d, 32/8 heads, %d tokens, %s: %.2f ms, %.0f TFLOP/s\n", name_of(kernel), dim, tokens, what,
+                      ms, 4.0 * dim * kHeads * pairs / ms * 1e-9);
+        };
+        const auto pairs = [](double rows, double offset) { return rows * (offset + (rows + 1) / 2); };  // of a query and a key it sees
+        report("in one", pairs(tokens, 0), milliseconds(nullptr, rounds, [&] { rows_at(kernel, tokens, 0); }));
+        report("the last 4096", pairs(kBlock, tokens - kBlock),
+               milliseconds(nullptr, 5, [&] { rows_at(kernel, kBlock, tokens - kBlock); }));
+        report("in blocks of 4096", pairs(tokens, 0), milliseconds(nullptr, rounds, [&] {
+                 for (int offset = 0; offset < tokens; offset += kBlock) rows_at(kernel, kBlock, offset);
+               }));
       }
     }
   }
