@@ -66,7 +66,7 @@ def draw(rows, out):
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if str(value * 1e6)[0] in "25" else "")
         axis.set_title(title, fontsize=9)
-        axis.margins(y=0.15)
+        axis.margins(x=0.09, y=0.15)
         axis.grid(True, which="both", alpha=0.25)
         axis.legend(fontsize=8)
     figure.suptitle("Shape of an 8B model, bf16, one H200", fontsize=10)
