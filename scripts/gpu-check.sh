@@ -96,7 +96,7 @@ if [[ -z $build ]]; then
   build=$root/build/cuda
   own=$(architecture)
   (cd "$root" && cmake --preset cuda ${own:+"-DCMAKE_CUDA_ARCHITECTURES=$own"} >/dev/null)
-  cmake --build "$build" --parallel "$(nproc)" --target gpu_tests
+  cmake --build "$build" --parallel "$(nproc)" --target gpu_tests dualdecoder-bench-steps
 fi
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -163,10 +163,11 @@ one() {
 export -f one record verdict_of
 export build out limit root
 
-# CTest where this is the folder that it was made for and nothing is left out
+# CTest, on the programs that are there
 with_ctest() {
-  local log=$out/ctest.log status=0
-  ctest --test-dir "$build" -L gpu --timeout "$limit" --output-on-failure >"$log" 2>&1 || status=$?
+  local log=$out/ctest.log status=0 chosen
+  chosen=$(IFS='|'; echo "${names[*]}")
+  ctest --test-dir "$build" -L gpu -R "^gpu\\.($chosen)_test\$" --timeout "$limit" --output-on-failure >"$log" 2>&1 || status=$?
   # "  3/18 Test  #7: gpu.attend_test ....   Passed    2.51 sec", or "***Failed", "***Skipped", "***Timeout" and the like
   while read -r name verdict seconds; do
     case $verdict in
@@ -182,8 +183,8 @@ with_ctest() {
 
 if has tests; then
   [[ -n $quick ]] && export DUALDECODER_GPU_TESTS=small
-  if [[ -z $tests && -f $build/CTestTestfile.cmake ]] && command -v ctest >/dev/null &&
-    grep -qsF "$root" "$build/tests/gpu/CTestTestfile.cmake"; then
+  # a folder that was made for these sources, not one that was copied here
+  if command -v ctest >/dev/null && grep -qsF "$root" "$build/tests/gpu/CTestTestfile.cmake"; then
     with_ctest
   else
     for name in "${names[@]}"; do one none "$name"; done
@@ -210,6 +211,16 @@ if has bench; then
     grep '^{' "$out/$name.bench.log" | tee "$out/$name.jsonl" || true
     record "$name" bench "$(verdict_of "$status")" "$status" $((SECONDS - begin))
   done
+fi
+
+# whole steps, sparse beside full, with drawn choices
+if has bench && [[ -x $build/bin/dualdecoder-bench-steps ]] && nvidia-smi -L >/dev/null 2>&1; then
+  echo "bench        steps"
+  begin=$SECONDS status=0
+  timeout -k 5 "$limit" "$build/bin/dualdecoder-bench-steps" run --device cuda --shape 8b --row 8b-2k-b1 --row 8b-2k-b1-full \
+    >"$out/steps.jsonl" 2>"$out/steps.bench.log" || status=$?
+  cat "$out/steps.jsonl"
+  record steps bench "$(verdict_of "$status")" "$status" $((SECONDS - begin))
 fi
 
 if grep -q '"failed"' "$out/tests.jsonl"; then
