@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '\n== %s\n' "$*" >&2; }
 
-packages=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev python3 python3-pip ca-certificates)
+packages=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev liblapack-dev libcli11-dev libpcre2-dev python3 python3-pip ca-certificates)
 missing=()
 for package in "${packages[@]}"; do
   [[ $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) == *' installed' ]] || missing+=("$package")

@@ -18,7 +18,7 @@ stage() { printf '\n== %s (%s s so far)\n' "$*" "$SECONDS"; }
 install_missing() {
   command -v dpkg-query >/dev/null || { echo "test.sh: not a Debian or Ubuntu machine: packages are taken as they are"; return; }
   local wanted=(
-    g++ cmake ninja-build git pkg-config binutils catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev
+    g++ cmake ninja-build git pkg-config binutils catch2 libfmt-dev nlohmann-json3-dev liblapack-dev libcli11-dev libpcre2-dev
     libspdlog-dev libbenchmark-dev doxygen python3 python3-pip ca-certificates clang-14 libclang-rt-14-dev clang-tidy-14
     clang-format-14
   )

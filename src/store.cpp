@@ -8,6 +8,7 @@
 #include "src/full_store.hpp"
 #include "src/ping_pong_store.hpp"
 #include "src/resident_store.hpp"
+#include "src/shadow_kv_store.hpp"
 #include "src/specache_store.hpp"
 
 namespace dualdecoder::cpu {
@@ -18,7 +19,7 @@ std::unique_ptr<KvStore> make_cpu_store(const StoreOptions& options, const Store
     case StoreKind::resident: return std::make_unique<ResidentStore>(options, resources);
     case StoreKind::ping_pong: return std::make_unique<PingPongStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
-    case StoreKind::shadow_kv: break;
+    case StoreKind::shadow_kv: return std::make_unique<ShadowKvStore>(options, resources);
     case StoreKind::specache: return std::make_unique<SpeCacheStore>(options, resources);
   }
   throw InvalidArgument("store kind: unknown");
@@ -40,6 +41,7 @@ MemoryPlan cpu_store_plan(const StoreOptions& options, int threads) {
     plan.add("keys and values", MemoryKind::device, sequences * FullStore::sequence_bytes(options, options.max_context));
     return plan;
   }
+  if (options.kind == StoreKind::shadow_kv) return ShadowKvStore(options, counting).plan();
   const std::size_t device = options.kind == StoreKind::resident ? ResidentStore(options, counting).device_bytes()
                                                                  : PingPongStore(options, counting).device_bytes();
   plan.add("slots, summaries, window and work space", MemoryKind::device, device);
