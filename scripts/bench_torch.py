@@ -13,8 +13,10 @@ head, is the step that PyTorch would need with no launch gaps at all. Rows whose
 import argparse
 import json
 import math
+import pathlib
 import sys
 import time
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -188,13 +190,14 @@ def main():
     parser.add_argument("--machine", default="unnamed")
     options = parser.parse_args()
     torch.manual_seed(0)
+    warnings.filterwarnings("ignore", category=UserWarning)  # why a backend is not used: its row says that it is not
     shape, device, timer = (Tiny if options.tiny else Shape), options.device, Timer(options.device)
     out = sys.stdout if options.out == "-" else open(options.out, "a", encoding="utf-8")
     name = "tiny" if options.tiny else "8b"
 
     def row(suffix, values):
         line = {"row": f"{name}-{options.rows // 1024}k-{suffix}", "model": name, "weights": "synthetic", "program": f"torch {torch.__version__}",
-                "context": options.rows, **values, "machine": options.machine, "command": " ".join(["scripts/bench_torch.py", *sys.argv[1:]])}
+                "context": options.rows, **values, "machine": options.machine, "command": " ".join(pathlib.PurePath(argument).name for argument in sys.argv)}
         print(json.dumps(line), file=out, flush=True)
         print(f"{line['row']:44} " + " ".join(f"{k} {v:.4g}" for k, v in values.items() if isinstance(v, float)) + values.get("error", ""),
               file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@
 
 #include "dualdecoder/dualdecoder.hpp"
 #include "examples/bench/batch_table.hpp"
+#include "examples/bench/command_line.hpp"
 #include "examples/bench/counted_backend.hpp"
 #include "examples/bench/machine.hpp"
 #include "examples/bench/prompts.hpp"
@@ -110,7 +111,7 @@ nlohmann::ordered_json row_of(const Options& options, const Machine& machine, co
           {"threads", machine.threads},
           {"machine", options.machine},
           {"commit", options.commit},
-          {"command", "dualdecoder-bench " + options.mode}};
+          {"command", options.command}};
 }
 
 void print(const nlohmann::ordered_json& row) {
@@ -222,7 +223,7 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   dualdecoder::examples::Options options;
-  for (int i = 0; i < argc; ++i) options.command += (i == 0 ? "" : " ") + std::string(argv[i]);
+  options.command = dualdecoder::examples::command_line({argv, static_cast<std::size_t>(argc)});
   CLI::App app("Measures decoding on a real model.");
   app.add_option("mode", options.mode, "decode, prediction, fidelity or batch")
       ->required()

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dualdecoder/dualdecoder.hpp"
+#include "examples/bench/command_line.hpp"
 #include "examples/bench/counted_backend.hpp"
 #include "examples/bench/prefill_run.hpp"
 #include "examples/bench/shapes.hpp"
@@ -280,7 +281,7 @@ int record(const Options& options) {
 
 int main(int argc, char** argv) {
   dualdecoder::examples::Options options;
-  for (int i = 0; i < argc; ++i) options.command += (i == 0 ? "" : " ") + std::string(argv[i]);
+  options.command = dualdecoder::examples::command_line({argv, static_cast<std::size_t>(argc)});
   CLI::App app("Measures decode steps on a shape with recorded choices, and records them.");
   app.require_subcommand(1);
   const auto common = [&](CLI::App* command) {

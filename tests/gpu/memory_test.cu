@@ -305,7 +305,7 @@ void bench_pinning(std::size_t gib) {
   cuda::check(cudaFree(nullptr), "the first use of the device");
   for (const bool huge_pages : {true, false}) {
     for (const int threads : {16, 4, 1}) {
-      if (threads < 16 && gib > 16) continue;
+      if ((threads < 16 || !huge_pages) && gib > 16) continue;
       std::unique_ptr<PinnedPool> pool;
       const double took = seconds([&] {
         pool = std::make_unique<PinnedPool>(PinnedPoolOptions{.reserve_bytes = bytes, .threads = threads, .huge_pages = huge_pages});
