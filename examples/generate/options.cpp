@@ -108,6 +108,12 @@ void add_memory_options(CLI::App& app, GenerateOptions& options) {
   add_choice(app, "--resync", session.resync, kResyncs, "what follows a wrong guess");
   app.add_option("--random-guess-below", session.random_guess_below, "> 0: first guesses are random tokens below this");
   app.add_option("--slots-per-budget", session.slots_per_budget, "resident slots as a multiple of the budget");
+  app.add_option("--shadow-kv-rank", session.shadow_kv.rank, "of the factored keys of store=shadow-kv");
+  app.add_option("--shadow-kv-outlier-chunks", session.shadow_kv.outlier_chunks, "of a KV head that store=shadow-kv keeps whole");
+  app.add_flag("--shadow-kv-reuse,!--no-shadow-kv-reuse", session.shadow_kv.reuse,
+               "store=shadow-kv keeps what the last step chose (default)");
+  app.add_option("--specache-bits", session.specache.bits, "of an element in the copy of store=specache, 1 or 2");
+  app.add_option("--specache-fetched-tokens", session.specache.fetched_tokens, "of a KV head that store=specache lays over its copy");
   app.add_option("--prefetch-bytes-per-step", session.prefetch_bytes_per_step, "bound on prefetch; 0: none");
   app.add_option("--link-bytes-per-second", session.link_bytes_per_second, "throttle that plays the bus; 0: none");
   app.add_option_function<std::int64_t>(
