@@ -13,6 +13,7 @@
 #include "cuda/gather.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/pinned_pool.hpp"
+#include "cuda/readback.hpp"
 #include "cuda/step_graph.hpp"
 #include "cuda/step_kernels.hpp"
 #include "cuda/store.hpp"
@@ -152,6 +153,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<StepGraph> record(const std::function<void()>& work, StreamRef stream) override {
     return record_graph(options_.device, work, stream);
   }
+  std::unique_ptr<Readback> make_readback() override { return make_cuda_readback(options_.device); }
 
   std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) override {
     const DeviceGuard guard(options_.device);

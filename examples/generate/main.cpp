@@ -134,6 +134,7 @@ const char* name_of(FinishReason reason) {
     case FinishReason::stop_token: return "stop_token";
     case FinishReason::max_tokens: return "max_tokens";
     case FinishReason::context_full: return "context_full";
+    case FinishReason::failed: return "failed";
   }
   return "";
 }

@@ -65,6 +65,20 @@ class StepGraph {
   virtual void launch(StreamRef stream) = 0;
 };
 
+/// A copy to the host that is waited for later than it is enqueued. Destruction waits for it. Threading: one thread at a time.
+class Readback {
+ public:
+  Readback() = default;
+  Readback(const Readback&) = delete;
+  Readback& operator=(const Readback&) = delete;
+  virtual ~Readback() = default;
+
+  /// Enqueues a copy into memory of MemoryKind::pinned, behind what `stream` holds. The one before it was waited for.
+  virtual void enqueue(void* target, const void* source, std::size_t bytes, StreamRef stream) = 0;
+  /// Waits for the copy alone, not for what was enqueued after it. Throws what went wrong on the stream until then.
+  virtual void wait() = 0;
+};
+
 /// Makes the parts that run on one device. Owns streams and memory resources; outlives everything made from it. Threading: calls may come
 /// from several threads; the parts that it makes are used by one thread each.
 class Backend {
@@ -90,6 +104,9 @@ class Backend {
     static_cast<void>(stream);
     return nullptr;
   }
+
+  /// Null where work has ended when the call that asked for it returns, so that nobody gains by reading later.
+  virtual std::unique_ptr<Readback> make_readback() { return nullptr; }
 
   virtual std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) = 0;
   virtual std::unique_ptr<KvStore> make_store(const StoreOptions& options) = 0;

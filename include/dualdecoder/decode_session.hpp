@@ -1,19 +1,21 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dualdecoder/backend.hpp"
+#include "dualdecoder/detail/prefill.hpp"
 #include "dualdecoder/session_options.hpp"
 #include "dualdecoder/sparse_attention.hpp"
 #include "dualdecoder/trace.hpp"
@@ -26,26 +28,32 @@ namespace dualdecoder {
 /// Threading: one thread at a time; sessions know nothing of each other.
 class DecodeSession {
  public:
-  /// Throws InvalidArgument naming the option, OutOfMemory. Nothing is allocated later but by add() and the first step().
+  /// Throws InvalidArgument naming the option, OutOfMemory. Nothing is allocated later but by prefills and the first step().
   DecodeSession(std::shared_ptr<Backend> backend, std::shared_ptr<const ModelWeights> weights, const SessionOptions& options,
                 std::unique_ptr<RetrievalPredictor> predictor);
   DecodeSession(DecodeSession&&) = default;
-  DecodeSession& operator=(DecodeSession&&) = default;
+  DecodeSession& operator=(DecodeSession&& other) noexcept;
   ~DecodeSession() = default;
 
-  /// Prefills a prompt and chooses its first token; waits until done. Other sequences stay as they are. Throws InvalidArgument (empty
-  /// prompt, token or length out of range, more sequences than max_sequences), OutOfMemory; then the session is as it was.
+  /// Prefills a prompt and chooses its first token; waits until done. Prompts that were enqueued before go first, other sequences stay as
+  /// they are. Throws InvalidArgument (empty prompt, token or length out of range, more sequences than max_sequences), OutOfMemory, what a
+  /// callback throws; then no trace of the sequence is left.
   SequenceId add(std::span<const Token> prompt, AddOptions options = {});
-  /// Runs one pass over all active sequences and returns the tokens that came out; with nothing to do the result is empty.
+  /// Leaves the prefill to step(): each prefills prefill_tokens_per_step of the oldest prompt after its pass, and the first token comes
+  /// with the step that ends it. Throws InvalidArgument as add. A prefill that fails later ends its sequence with FinishReason::failed and
+  /// is felt by no other.
+  SequenceId enqueue(std::span<const Token> prompt, AddOptions options = {});
+  /// Runs one pass over all sequences that are prefilled, then a part of a prefill where one waits, and returns the tokens that came out;
+  /// with nothing to do the result is empty.
   const StepResult& step();
-  /// Ends a sequence and frees its storage. Throws InvalidArgument when the id is unknown or already finished.
+  /// Ends a sequence, prefilled or not, and frees its storage. Throws InvalidArgument when the id is unknown or already finished.
   void remove(SequenceId id);
 
-  /// Sequences that step() still has tokens for.
+  /// Sequences that step() still has events for, waiting prompts included.
   int active() const noexcept { return active_; }
   bool failed() const noexcept { return failed_; }
-  /// Committed tokens of an active sequence, prompt included. Throws InvalidArgument for an unknown id.
-  int length(SequenceId id) const { return position_at(place_of(id)); }
+  /// Committed tokens of an active sequence, prompt included; 0 until it is prefilled. Throws InvalidArgument for an unknown id.
+  int length(SequenceId id) const { return places_[at(place_of(id))].position; }
 
   const ModelConfig& config() const noexcept { return weights_->config(); }
   SessionStatistics statistics() const noexcept { return statistics_; }
@@ -59,15 +67,23 @@ class DecodeSession {
  private:
   using Clock = std::chrono::steady_clock;
 
+  static constexpr int kNoSlot = -1;
+
+  /// One of max_sequences. A prompt waits here, is prefilled, then decodes.
   struct Place {
-    SequenceId id{};
-    bool used = false;
-    int slot = 0;
+    SequenceId id{};            // 0: free
+    std::vector<Token> prompt;  // until it is prefilled
+    int slot = kNoSlot;
+    bool decoding = false;
     int generated = 0;
     int capacity = 0;
     AddOptions options;
+    // as the oldest pass that is not read yet found it
+    RowMode mode = RowMode::idle;
+    int position = 0;
+    Token guess = -1;
   };
-  /// What the host mirrors of the device's state after every pass, in one block.
+  /// What the host reads after every pass, in one block.
   struct Mirror {
     int* position;
     Token* token;
@@ -76,18 +92,17 @@ class DecodeSession {
     std::uint8_t* waits;
     Token* sampled;
   };
-
-  static Mirror carve_mirror(Carver& carver, int places, int rows) {
-    const auto p = static_cast<std::size_t>(places);
-    Mirror mirror{};
-    mirror.position = carver.take<int>(p);
-    mirror.token = carver.take<Token>(p);
-    mirror.guess = carver.take<Token>(p);
-    mirror.mode = carver.take<RowMode>(p);
-    mirror.waits = carver.take<std::uint8_t>(p);
-    mirror.sampled = carver.take<Token>(static_cast<std::size_t>(rows));
-    return mirror;
-  }
+  struct PassShape {
+    int places = 0;     ///< idle ones included
+    int sequences = 0;  ///< that run
+  };
+  /// A pass from its launch until its outcome is read.
+  struct Pass {
+    Mirror after{};                      // host memory
+    std::unique_ptr<Readback> readback;  // null: the outcome is copied at once
+    std::vector<SequenceId> ran;         // [max_sequences] whom each place ran; 0: nobody
+    PassShape shape;
+  };
   struct Work {
     Mirror state;
     int* slot_of;
@@ -117,64 +132,59 @@ class DecodeSession {
     bool ahead;
     DataType activation;
   };
+  static Mirror carve_mirror(Carver& carver, int places, int rows);
+  static std::size_t mirror_bytes(int places, int rows);
   static Work carve_work(Carver& carver, const ModelConfig& config, const WorkShape& shape);
-  static std::size_t prefill_bytes(const ModelConfig& config, const SessionOptions& options, DataType activation, int tokens);
-  static int prefill_block(const SessionOptions& options, int tokens) { return std::min(options.prefill_block, tokens); }
   static std::size_t seen_words(const ModelConfig& config) { return (static_cast<std::size_t>(config.vocabulary) + 63) / 64; }
   static DenseLimits dense_limits(const SessionOptions& options, const PredictorTraits& traits) {
     return {.decode_rows = options.max_sequences * traits.rows_per_sequence, .prefill_rows = options.prefill_block};
   }
 
-  StepView view() const {
-    return {.sequences = places_count_,
-            .rows_per_sequence = traits_.rows_per_sequence,
-            .slot_of = work_.slot_of,
-            .position = work_.state.position,
-            .mode = work_.state.mode,
-            .waits = may_wait() ? work_.state.waits : nullptr};
-  }
-  /// Whether a sequence may be told to wait in its next step; see Resync::automatic.
-  bool may_wait() const noexcept { return options_.resync == Resync::automatic && active_ == 1; }
-  StepState state() const {
-    return {.sequences = places_count_,
-            .rows_per_sequence = traits_.rows_per_sequence,
-            .mode = work_.state.mode,
-            .position = work_.state.position,
-            .token = work_.state.token,
-            .guess = work_.state.guess,
-            .waits = work_.state.waits};
-  }
-  SamplingView sampling_view() const { return {.step = view(), .options = work_.sampling, .tokens = work_.tokens, .seen = work_.seen}; }
-  int place_of(SequenceId id) const {
-    for (int place = 0; place < places_count_; ++place) {
-      if (places_[at(place)].used && places_[at(place)].id == id) return place;
-    }
-    throw InvalidArgument("sequence = " + std::to_string(id.value) + ": must be one that is active");
-  }
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
-  int position_at(int place) const noexcept { return mirror_.position[at(place)]; }
+  StreamRef stream() const noexcept { return backend_->stream(); }
   template <class T>
   void put(T* target, int index, const T& value) {
     backend_->kernels().upload(target + index, &value, sizeof(T), stream());
   }
-  StreamRef stream() const noexcept { return backend_->stream(); }
+  int rows_of(int places) const noexcept { return places * traits_.rows_per_sequence; }
+  StepView view(PassShape pass) const;
+  StepState state(int places) const;
+  int place_of(SequenceId id) const;
 
   void check_usable() const {
     if (failed_) throw Error("the session failed in an earlier step and can only be destroyed");
   }
   void check_prompt(std::span<const Token> prompt, const AddOptions& options) const;
+
+  // places
   int free_place() const;
-  void prefill(int place, std::span<const Token> prompt);
-  void run_pass();
-  bool wants_logits() const;
-  void download_logits();
-  void deliver_logits(int place, std::span<const float> logits);
-  void enqueue_pass();
-  void upload_forced();
-  void count_pass();
+  int oldest_waiting() const;
+  void vacate(int place, SequenceId kept = {});
+  static bool is_spent(const Place& place, int generated, int position) noexcept;
+  void finish_token(int place, Token token);
+  void hand_out_pending();
   void end_finished();
-  void finish_token(int place, Token token, StepResult& result);
-  void vacate(int place);
+
+  // prefill
+  void advance_prefill(int place, std::size_t layer_tokens);
+  void advance_queued(int place, std::size_t layer_tokens);
+  void start_decoding(int place);
+  std::uint64_t* upload_seen(int place);
+
+  // passes
+  std::exception_ptr decode();
+  bool enqueue_pass();
+  bool plan(Pass& pass);
+  bool commits_in_flight(int place) const noexcept;
+  bool looks_ahead() const noexcept;
+  void upload_forced(const Pass& pass);
+  void launch(PassShape pass);
+  void run(PassShape pass);
+  void read_pass();
+  void drop_surplus();
+  bool wants_logits() const noexcept;
+  void download_logits(PassShape pass);
+  std::exception_ptr deliver_logits(std::size_t first_event);
 
   std::shared_ptr<Backend> backend_;
   std::shared_ptr<const ModelWeights> weights_;
@@ -182,17 +192,15 @@ class DecodeSession {
   PredictorTraits traits_;
   std::unique_ptr<DenseModel> dense_;
   std::unique_ptr<SparseAttention> attention_;
-  int places_count_ = 0;
   DataType activation_ = DataType::f32;
   Buffer work_buffer_;
   Work work_{};
+  Buffer host_buffer_;
   std::map<GraphKey, std::unique_ptr<StepGraph>> graphs_;
-  std::vector<Token> forced_;  // [places] what work_.forced holds
-  std::vector<std::byte> mirror_buffer_;
-  Mirror mirror_{};
+  std::optional<detail::Prefill> prefill_;  // of oldest_waiting(), once it has begun
   std::vector<Place> places_;
-  std::vector<std::uint8_t> committed_;   // [places] row 0 ran in the last pass
-  std::vector<TokenEvent> first_tokens_;  // chosen by add, handed out by the next step
+  std::vector<Token> forced_;        // [places] what work_.forced holds
+  std::vector<TokenEvent> pending_;  // first tokens and failures that no result holds yet
   std::vector<float> host_logits_;
   StepResult result_;
   SessionStatistics statistics_;
@@ -200,6 +208,9 @@ class DecodeSession {
   int active_ = 0;
   bool failed_ = false;
   bool undelivered_ = false;  // a callback threw after result_ was complete
+  std::size_t oldest_pass_ = 0;
+  std::size_t in_flight_ = 0;   // passes launched and not read
+  std::array<Pass, 2> passes_;  // last, so that they are waited for before anything goes
 };
 
 /// A session with a predictor of SessionOptions::predictor. Throws as the constructor.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -51,6 +52,10 @@ struct SessionOptions {
   std::chrono::nanoseconds link_latency{0};
   bool single_lane = false;
   int prefill_block = 0;  ///< prompt tokens of one dense call; 0: Backend::prefill_block()
+  /// Work on enqueued prompts in one step, in prompt tokens times layers; whole blocks that fit, at least one; 0: a whole prompt
+  int prefill_tokens_per_step = 8192;
+  /// Where the backend works beside the host, a step launches the next pass before it reads this one's tokens. The tokens are the same.
+  bool look_ahead = true;
 };
 
 /// Options of one sequence.
@@ -62,7 +67,7 @@ struct AddOptions {
   std::vector<Token> forced{};
   /// Receives row 0's logits [vocabulary] before each token is chosen, in host memory valid during the call. For evaluation; costs a copy.
   std::function<void(std::span<const float>)> on_logits{};
-  /// Layer tokens prefilled so far and in all; an exception from it stops the prefill and leaves the session as it was.
+  /// Prompt tokens times layers prefilled so far and in all; an exception from it ends the prefill, see DecodeSession::add and enqueue.
   std::function<void(std::size_t done, std::size_t total)> on_prefill{};
 };
 
@@ -72,14 +77,16 @@ enum class FinishReason : std::uint8_t {
   stop_token,    ///< the token is one of stop_tokens
   max_tokens,    ///< max_new_tokens were generated, or forced ended
   context_full,  ///< max_context is reached
+  failed,        ///< its prefill failed, see TokenEvent::error; only after enqueue
 };
 
 /// One generated token.
 struct TokenEvent {
   SequenceId sequence;
-  Token token = 0;
+  Token token = 0;        ///< -1 where reason is failed
   bool finished = false;  ///< the last event of its sequence; its storage is free again
   FinishReason reason = FinishReason::none;
+  std::exception_ptr error{};  ///< what ended the prefill where reason is failed, else null
 };
 
 /// Counters of a session since it was made.
@@ -128,6 +135,8 @@ inline StoreOptions make_store_options(const ModelConfig& config, const SessionO
                      .prefetch_bytes_per_step = options.prefetch_bytes_per_step};
   validate(store);
   detail::require(options.prefill_block >= 0, "prefill_block", options.prefill_block, "0 (the backend's choice) or more");
+  detail::require(options.prefill_tokens_per_step >= 0, "prefill_tokens_per_step", options.prefill_tokens_per_step,
+                  "0 (a whole prompt) or more");
   detail::require(options.link_bytes_per_second >= 0.0, "link_bytes_per_second", options.link_bytes_per_second, "0 or more");
   detail::require(options.link_latency.count() >= 0, "link_latency", options.link_latency.count(), "0 or more nanoseconds");
   if (config.context > 0) {

@@ -2,48 +2,16 @@
 //
 // A session on a backend that records passes: the same tokens as one that runs them, whatever comes and goes between the launches. The
 // recording backend is a CPU backend whose graph calls what it was given again at every launch.
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "dualdecoder/cpu/backend.hpp"
-#include "dualdecoder/testing/forwarding.hpp"
 #include "tests/catch.hpp"
+#include "tests/unit/asynchronous_backend.hpp"
 #include "tests/unit/session_fixture.hpp"
 
 namespace dualdecoder::test {
 namespace {
-
-struct Recorded {
-  int graphs = 0;
-  int launches = 0;
-};
-
-class CallingGraph final : public StepGraph {
- public:
-  CallingGraph(std::function<void()> work, Recorded& recorded) : work_(std::move(work)), recorded_(recorded) {}
-  void launch(StreamRef) override {
-    ++recorded_.launches;
-    work_();
-  }
-
- private:
-  std::function<void()> work_;
-  Recorded& recorded_;
-};
-
-class RecordingBackend final : public testing::ForwardingBackend {
- public:
-  explicit RecordingBackend(Recorded& recorded) : ForwardingBackend(cpu::make_cpu_backend({.threads = 2})), recorded_(recorded) {}
-
-  std::unique_ptr<StepGraph> record(const std::function<void()>& work, StreamRef) override {
-    ++recorded_.graphs;
-    return std::make_unique<CallingGraph>(work, recorded_);
-  }
-
- private:
-  Recorded& recorded_;
-};
 
 /// Two sequences, a third after ten steps, one with forced tokens and one with a repetition penalty. All tokens in the order of the events.
 std::vector<Token> tokens_of(const std::shared_ptr<Backend>& backend) {
@@ -51,6 +19,7 @@ std::vector<Token> tokens_of(const std::shared_ptr<Backend>& backend) {
   SessionOptions options = tiny_options();
   options.max_sequences = 3;
   options.miss_policy = MissPolicy::estimate;
+  options.look_ahead = false;  // session_look_ahead_test
   auto session = make_session(backend, weights, options);
   session.add(random_tokens(200, 1), {.max_new_tokens = 30});
   AddOptions penalised;
@@ -74,8 +43,9 @@ std::vector<Token> tokens_of(const std::shared_ptr<Backend>& backend) {
 }
 
 TEST_CASE("Recorded passes give the tokens of passes that run at once", "[session]") {
-  Recorded recorded;
-  const std::vector<Token> with_graphs = tokens_of(std::make_shared<RecordingBackend>(recorded));
+  Seen recorded;
+  const auto backend = std::make_shared<AsynchronousBackend>(cpu::make_cpu_backend({.threads = 2}), recorded);
+  const std::vector<Token> with_graphs = tokens_of(backend);
   CHECK(with_graphs == tokens_of(cpu::make_cpu_backend({.threads = 2})));
   CHECK(with_graphs.size() == 2 * 100);
   CHECK(recorded.graphs >= 2);    // two and three places

@@ -1,9 +1,14 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <memory>
+
 #include "dualdecoder/decode_session.hpp"
 
 namespace dualdecoder {
+
+// -- set-up ------------------------------------------------------------------------------------------------------------------------------
 
 inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::shared_ptr<const ModelWeights> weights,
                                     const SessionOptions& options, std::unique_ptr<RetrievalPredictor> predictor)
@@ -13,7 +18,7 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
   if (options_.prefill_block == 0) options_.prefill_block = backend_->prefill_block();
   const ModelConfig& config = weights_->config();
   const StoreOptions store_options = make_store_options(config, options, traits_);
-  const int rows = options.max_sequences * traits_.rows_per_sequence;
+  const int places = options.max_sequences;
 
   dense_ = backend_->make_dense(weights_, dense_limits(options_, traits_));
   activation_ = dense_->activation_type();
@@ -33,36 +38,61 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
                            .kernels = &backend_->kernels(),
                            .device_memory = &backend_->memory(MemoryKind::device),
                            .trace = backend_->trace()},
-      SparseAttentionShape{.layers = config.layers, .kv_heads = config.kv_heads, .max_sequences = options.max_sequences}, stream());
+      SparseAttentionShape{.layers = config.layers, .kv_heads = config.kv_heads, .max_sequences = places}, stream());
 
-  const WorkShape shape{.places = options.max_sequences, .rows = rows, .ahead = traits_.layer_ahead, .activation = activation_};
+  const WorkShape shape{.places = places, .rows = rows_of(places), .ahead = traits_.layer_ahead, .activation = activation_};
   Carver counting;
   carve_work(counting, config, shape);
   work_buffer_ = Buffer(backend_->memory(MemoryKind::device), counting.bytes(), stream());
   Carver carving(work_buffer_.data());
   work_ = carve_work(carving, config, shape);
-  Carver mirror_counting;
-  carve_mirror(mirror_counting, options.max_sequences, rows);
-  // carved at the device block's own alignment, so that one copy fills it
-  mirror_buffer_.resize(mirror_counting.bytes() + 64);
-  const auto address = reinterpret_cast<std::uintptr_t>(mirror_buffer_.data());
-  Carver mirror_carving(mirror_buffer_.data() + (64 - address % 64) % 64);
-  mirror_ = carve_mirror(mirror_carving, options.max_sequences, rows);
 
-  places_.resize(at(options.max_sequences));
-  committed_.resize(places_.size());
+  places_.resize(at(places));
+  const std::size_t block = mirror_bytes(places, rows_of(places));
+  host_buffer_ = Buffer(backend_->memory(MemoryKind::pinned), passes_.size() * block, stream());
+  for (std::size_t i = 0; i < passes_.size(); ++i) {
+    Carver host(host_buffer_.data() + i * block);
+    passes_[i].after = carve_mirror(host, places, rows_of(places));
+    passes_[i].readback = backend_->make_readback();
+    passes_[i].ran.resize(places_.size());
+  }
   forced_.assign(places_.size(), -1);
   backend_->kernels().upload(work_.forced, forced_.data(), forced_.size() * sizeof(Token), stream());
-  first_tokens_.reserve(places_.size());
-  result_.tokens.reserve(2 * places_.size());
-  for (int place = 0; place < options.max_sequences; ++place) {
-    mirror_.mode[at(place)] = RowMode::idle;
+  pending_.reserve(places_.size());
+  result_.tokens.reserve(3 * places_.size());
+  for (int place = 0; place < places; ++place) {
     put(work_.state.mode, place, RowMode::idle);
     put(work_.state.waits, place, std::uint8_t{0});
     put(work_.state.position, place, 0);
     put(work_.slot_of, place, 0);
     put(work_.seen, place, static_cast<std::uint64_t*>(nullptr));
   }
+}
+
+inline DecodeSession& DecodeSession::operator=(DecodeSession&& other) noexcept {
+  if (this != &other) {  // members must go in the order of a destruction, the backend last
+    std::destroy_at(this);
+    std::construct_at(this, std::move(other));
+  }
+  return *this;
+}
+
+inline DecodeSession::Mirror DecodeSession::carve_mirror(Carver& carver, int places, int rows) {
+  Mirror mirror{};
+  mirror.position = carver.take<int>(at(places));
+  mirror.token = carver.take<Token>(at(places));
+  mirror.guess = carver.take<Token>(at(places));
+  mirror.mode = carver.take<RowMode>(at(places));
+  mirror.waits = carver.take<std::uint8_t>(at(places));
+  mirror.sampled = carver.take<Token>(at(rows));
+  return mirror;
+}
+
+/// A whole number of Buffer alignments, so that blocks that stand one behind the other are carved alike.
+inline std::size_t DecodeSession::mirror_bytes(int places, int rows) {
+  Carver counting;
+  carve_mirror(counting, places, rows);
+  return (counting.bytes() + Buffer::kAlignment - 1) / Buffer::kAlignment * Buffer::kAlignment;
 }
 
 inline DecodeSession::Work DecodeSession::carve_work(Carver& carver, const ModelConfig& config, const WorkShape& shape) {
@@ -88,27 +118,17 @@ inline DecodeSession::Work DecodeSession::carve_work(Carver& carver, const Model
   return work;
 }
 
-inline std::size_t DecodeSession::prefill_bytes(const ModelConfig& config, const SessionOptions& options, DataType activation, int tokens) {
-  const std::size_t n = at(tokens);
-  const std::size_t block = at(prefill_block(options, tokens));
-  const std::size_t elements = n * 2 * at(config.kv_width()) + 2 * block * at(config.q_width());
-  return elements * size_of(activation) + n * at(config.hidden) * sizeof(float) + n * (sizeof(Token) + sizeof(int)) + 8 * 64;
-}
-
 inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const ModelConfig& config, const SessionOptions& wanted,
                                              const PredictorTraits& traits) {
   SessionOptions options = wanted;
   if (options.prefill_block == 0) options.prefill_block = backend.prefill_block();
   const StoreOptions store_options = make_store_options(config, options, traits);
+  const int rows = options.max_sequences * traits.rows_per_sequence;
   MemoryPlan plan = backend.store_plan(store_options);
   plan.add(backend.dense_plan(config, dense_limits(options, traits)));
   const DataType activation = backend.activation_type();
   Carver counting;
-  carve_work(counting, config,
-             {.places = options.max_sequences,
-              .rows = options.max_sequences * traits.rows_per_sequence,
-              .ahead = traits.layer_ahead,
-              .activation = activation});
+  carve_work(counting, config, {.places = options.max_sequences, .rows = rows, .ahead = traits.layer_ahead, .activation = activation});
   plan.add("activations", MemoryKind::device, counting.bytes());
   // lists as long as those of the resident store, which asks for the most
   const int selected = std::max(1, std::min(options.budget_tokens, options.max_context) / options.chunk_tokens);
@@ -117,9 +137,13 @@ inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const Model
            SparseAttention::list_bytes(
                {.layers = config.layers, .kv_heads = config.kv_heads, .max_sequences = options.max_sequences}, traits,
                {.urgent = heads * selected, .prefetch = 2 * heads * selected, .write_back = heads * config.layers, .selection = selected}));
-  plan.add("prefill work space", MemoryKind::device, prefill_bytes(config, options, activation, options.max_context));
+  plan.add("prefill work space", MemoryKind::device,
+           detail::Prefill::bytes(config, activation, options.prefill_block, options.max_context));
+  plan.add("tokens read by the host", MemoryKind::pinned, std::tuple_size_v<decltype(passes_)> * mirror_bytes(options.max_sequences, rows));
   return plan;
 }
+
+// -- places ------------------------------------------------------------------------------------------------------------------------------
 
 inline void DecodeSession::check_prompt(std::span<const Token> prompt, const AddOptions& options) const {
   if (prompt.empty()) throw InvalidArgument("prompt: must hold at least one token");
@@ -139,135 +163,143 @@ inline void DecodeSession::check_prompt(std::span<const Token> prompt, const Add
   validate(options.sampling);
 }
 
+inline int DecodeSession::place_of(SequenceId id) const {
+  for (int place = 0; place < options_.max_sequences; ++place) {
+    if (id != SequenceId{} && places_[at(place)].id == id) return place;
+  }
+  throw InvalidArgument("sequence = " + std::to_string(id.value) + ": must be one that is active");
+}
+
 inline int DecodeSession::free_place() const {
   for (int place = 0; place < options_.max_sequences; ++place) {
-    if (!places_[at(place)].used) return place;
+    if (places_[at(place)].id == SequenceId{}) return place;
   }
   throw InvalidArgument("sequences: all " + std::to_string(options_.max_sequences) + " planned by max_sequences are active");
 }
 
-inline SequenceId DecodeSession::add(std::span<const Token> prompt, AddOptions options) {
+/// The place whose prompt is prefilled next, or -1.
+inline int DecodeSession::oldest_waiting() const {
+  int oldest = -1;
+  for (int place = 0; place < options_.max_sequences; ++place) {
+    const Place& sequence = places_[at(place)];
+    if (sequence.prompt.empty()) continue;
+    if (oldest < 0 || sequence.id < places_[at(oldest)].id) oldest = place;
+  }
+  return oldest;
+}
+
+/// Gives a place's storage back. `kept` stays as its id until its last event is handed out.
+inline void DecodeSession::vacate(int place, SequenceId kept) {
+  Place& sequence = places_[at(place)];
+  const int slot = sequence.slot;
+  if (!sequence.prompt.empty() && slot != kNoSlot) prefill_.reset();
+  sequence = Place{};
+  sequence.id = kept;
+  if (slot == kNoSlot) return;
+  put(work_.state.mode, place, RowMode::idle);
+  try {
+    attention_->close(slot, stream());
+  } catch (...) {
+    failed_ = true;  // a transfer was lost, and it may have been another sequence's
+    throw;
+  }
+}
+
+inline SequenceId DecodeSession::enqueue(std::span<const Token> prompt, AddOptions options) {
   check_usable();
   check_prompt(prompt, options);
-  const int place = free_place();
-  const auto begin = Clock::now();
+  Place& place = places_[at(free_place())];
   Place fresh;
   fresh.id = SequenceId{next_id_};
-  fresh.used = true;
+  fresh.prompt.assign(prompt.begin(), prompt.end());
   const std::size_t wanted = options.forced.empty() ? at(options.max_new_tokens) : options.forced.size();
   fresh.capacity = static_cast<int>(std::min(prompt.size() + wanted, at(options_.max_context)));
   fresh.options = std::move(options);
-  std::vector<std::uint64_t> seen(fresh.options.sampling.repetition_penalty != 1.0F ? seen_words(config()) : 0);
-  for (Token token : prompt) {
-    if (!seen.empty()) seen[at(token) / 64] |= std::uint64_t{1} << (at(token) % 64);
-  }
-  fresh.slot = attention_->open(fresh.capacity, stream());
-  places_[at(place)] = std::move(fresh);
-  Token first = 0;
-  try {
-    Place& added = places_[at(place)];
-    std::uint64_t* bits = nullptr;
-    if (!seen.empty()) {
-      bits = work_.seen_bits + at(place) * seen_words(config());
-      backend_->kernels().upload(bits, seen.data(), seen.size() * sizeof(std::uint64_t), stream());
-    }
-    put(work_.seen, place, bits);
-    put(work_.sampling, place, added.options.sampling);
-    put(work_.slot_of, place, added.slot);
-    prefill(place, prompt);
-    first = mirror_.sampled[0];
-    if (!added.options.forced.empty()) first = added.options.forced.front();
-  } catch (...) {
-    vacate(place);
-    throw;
-  }
-  // from here on nothing throws
+  place = std::move(fresh);
   ++next_id_;
   ++active_;
-  places_count_ = std::max(places_count_, place + 1);
-  Place& added = places_[at(place)];
-  put(work_.state.token, place, first);
-  put(work_.state.guess, place, Token{-1});
-  put(work_.state.position, place, static_cast<int>(prompt.size()));
-  put(work_.state.waits, place, std::uint8_t{0});
-  put(work_.state.mode, place, attention_->first_mode());
-  mirror_.mode[at(place)] = attention_->first_mode();
-  mirror_.position[at(place)] = static_cast<int>(prompt.size());
-  mirror_.token[at(place)] = first;
-  mirror_.guess[at(place)] = -1;
-  first_tokens_.push_back({.sequence = added.id, .token = first});
-  statistics_.prompt_tokens += prompt.size();
-  statistics_.prefill += Clock::now() - begin;
-  return added.id;
+  return place.id;
 }
 
-inline void DecodeSession::prefill(int place, std::span<const Token> prompt) {
+inline SequenceId DecodeSession::add(std::span<const Token> prompt, AddOptions options) {
+  const SequenceId id = enqueue(prompt, std::move(options));
+  try {
+    const int place = place_of(id);
+    for (int oldest = oldest_waiting(); oldest != place; oldest = oldest_waiting()) advance_queued(oldest, 0);
+    advance_prefill(place, 0);
+  } catch (...) {
+    places_[at(place_of(id))] = Place{};
+    --active_;
+    throw;
+  }
+  return id;
+}
+
+inline void DecodeSession::remove(SequenceId id) {
+  check_usable();
+  const int place = place_of(id);
+  std::erase_if(pending_, [&](const TokenEvent& event) { return event.sequence == id; });
+  --active_;
+  vacate(place);
+}
+
+// -- prefill -----------------------------------------------------------------------------------------------------------------------------
+
+/// A part of the prefill of oldest_waiting(). After an exception the place keeps nothing but its id.
+inline void DecodeSession::advance_prefill(int place, std::size_t layer_tokens) {
+  Place& sequence = places_[at(place)];
+  const auto begin = Clock::now();
   const TraceSpan span(backend_->trace(), "compute", "prefill");
-  const ModelConfig& model = config();
-  const int count = static_cast<int>(prompt.size());
-  const int block = prefill_block(options_, count);
-  const int slot = places_[at(place)].slot;
-  const auto& on_prefill = places_[at(place)].options.on_prefill;
-  const std::size_t total = prompt.size() * at(model.layers);
-  Buffer buffer(backend_->memory(MemoryKind::device), prefill_bytes(model, options_, activation_, count), stream());
-  Carver carver(buffer.data());
-  Token* tokens = carver.take<Token>(at(count));
-  int* positions = carver.take<int>(at(count));
-  float* hidden = carver.take<float>(at(count) * at(model.hidden));
-  const std::size_t element = size_of(activation_);
-  auto* keys = carver.take<std::byte>(at(count) * at(model.kv_width()) * element);
-  auto* values = carver.take<std::byte>(at(count) * at(model.kv_width()) * element);
-  auto* q = carver.take<std::byte>(at(block) * at(model.q_width()) * element);
-  auto* out = carver.take<std::byte>(at(block) * at(model.q_width()) * element);
-  std::vector<int> ascending(at(count));
-  for (int i = 0; i < count; ++i) ascending[at(i)] = i;
-  backend_->kernels().upload(tokens, prompt.data(), prompt.size_bytes(), stream());
-  backend_->kernels().upload(positions, ascending.data(), ascending.size() * sizeof(int), stream());
-
-  const auto matrix = [](float* data, int first, int rows, int width) {
-    return Tensor{data + at(first) * at(width), DataType::f32, {rows, width}};
-  };
-  const auto heads_of = [&](std::byte* data, int first, int rows, int heads) {
-    return Tensor{data + at(first) * at(heads) * at(model.head_dim) * element, activation_, {rows, heads, model.head_dim}};
-  };
-  for (int first = 0; first < count; first += block) {
-    const int rows = std::min(block, count - first);
-    dense_->embed(tokens + first, matrix(hidden, first, rows, model.hidden), stream());
-  }
-  for (Layer layer = 0; layer < model.layers; ++layer) {
-    for (int first = 0; first < count; first += block) {
-      const int rows = std::min(block, count - first);
-      const Tensor block_hidden = matrix(hidden, first, rows, model.hidden);
-      const Tensor block_q = heads_of(q, 0, rows, model.heads);
-      const Tensor block_k = heads_of(keys, first, rows, model.kv_heads);
-      const Tensor block_v = heads_of(values, first, rows, model.kv_heads);
-      dense_->before_attention(layer, block_hidden, positions + first, block_q, block_k, block_v, stream());
-      const Tensor block_out = heads_of(out, 0, rows, model.heads);
-      dense_->prefill_attention(block_q, heads_of(keys, 0, first + rows, model.kv_heads), heads_of(values, 0, first + rows, model.kv_heads),
-                                first, block_out, stream());
-      dense_->after_attention(layer, block_out, block_hidden, stream());
-      const int begin_kept = std::max(first, count - KvStore::kCalibrationQueries);
-      ConstTensor last_queries;
-      if (begin_kept < first + rows) last_queries = heads_of(q, begin_kept - first, first + rows - begin_kept, model.heads);
-      attention_->append(layer, slot, {.keys = block_k, .values = block_v}, last_queries, stream());
-      if (on_prefill) on_prefill(at(layer) * prompt.size() + at(first + rows), total);
+  try {
+    if (!prefill_) {
+      sequence.slot = attention_->open(sequence.capacity, stream());
+      const detail::PrefillParts parts{.backend = backend_.get(),
+                                       .dense = dense_.get(),
+                                       .attention = attention_.get(),
+                                       .model = &config(),
+                                       .activation = activation_,
+                                       .block = options_.prefill_block};
+      prefill_.emplace(parts, sequence.slot, sequence.prompt);
     }
+    prefill_->advance(layer_tokens, sequence.options.on_prefill);
+    if (prefill_->done()) start_decoding(place);
+  } catch (...) {
+    vacate(place, sequence.id);
+    throw;
   }
-  attention_->seal(slot, stream());
+  statistics_.prefill += Clock::now() - begin;
+}
 
-  // the last token's row alone chooses the first new token; it borrows the place's own row of the decode work space
-  Tensor logits{work_.logits, DataType::f32, {1, model.vocabulary}};
-  dense_->head(matrix(hidden, count - 1, 1, model.hidden), logits, stream());
-  if (places_[at(place)].options.on_logits) {
-    host_logits_.resize(at(model.vocabulary));
-    backend_->copy(host_logits_.data(), work_.logits, host_logits_.size() * sizeof(float), stream());
-    deliver_logits(place, host_logits_);
+/// The same for a prompt whose caller has gone on: a failure is its sequence's last event.
+inline void DecodeSession::advance_queued(int place, std::size_t layer_tokens) {
+  const SequenceId id = places_[at(place)].id;
+  try {
+    advance_prefill(place, layer_tokens);
+  } catch (...) {
+    if (failed_) throw;
+    pending_.push_back({.sequence = id, .token = -1, .finished = true, .reason = FinishReason::failed, .error = std::current_exception()});
   }
-  const RowMode single = RowMode::single;
-  const int last = count - 1;
-  put(work_.state.mode, place, single);
-  put(work_.state.position, place, last);
-  put(work_.tokens, 0, prompt.back());
+}
+
+/// Chooses the first token of a prompt that is prefilled. Passes take part in it from here on.
+inline void DecodeSession::start_decoding(int place) {
+  Place& sequence = places_[at(place)];
+  const int length = static_cast<int>(sequence.prompt.size());
+  put(work_.seen, place, upload_seen(place));
+  put(work_.sampling, place, sequence.options.sampling);
+  put(work_.slot_of, place, sequence.slot);
+
+  // the last token's row alone is needed; it borrows the first row of the passes' work space, and the place's own state
+  Tensor logits{work_.logits, DataType::f32, {1, config().vocabulary}};
+  dense_->head(prefill_->last_hidden(), logits, stream());
+  if (sequence.options.on_logits) {
+    host_logits_.resize(at(config().vocabulary));
+    backend_->copy(host_logits_.data(), work_.logits, host_logits_.size() * sizeof(float), stream());
+    sequence.options.on_logits(host_logits_);
+  }
+  put(work_.state.mode, place, RowMode::single);
+  put(work_.state.position, place, length - 1);
+  put(work_.tokens, 0, sequence.prompt.back());
   const StepView one{.sequences = 1,
                      .rows_per_sequence = 1,
                      .slot_of = work_.slot_of + place,
@@ -275,12 +307,61 @@ inline void DecodeSession::prefill(int place, std::span<const Token> prompt) {
                      .mode = work_.state.mode + place};
   dense_->sample(logits, {.step = one, .options = work_.sampling + place, .tokens = work_.tokens, .seen = work_.seen + place},
                  work_.state.sampled, stream());
-  backend_->copy(mirror_.sampled, work_.state.sampled, sizeof(Token), stream());
+  Token first = 0;
+  backend_->copy(&first, work_.state.sampled, sizeof first, stream());
+  if (!sequence.options.forced.empty()) first = sequence.options.forced.front();
+
+  put(work_.state.token, place, first);
+  put(work_.state.guess, place, Token{-1});
+  put(work_.state.position, place, length);
+  put(work_.state.waits, place, std::uint8_t{0});
+  put(work_.state.mode, place, attention_->first_mode());
+  prefill_.reset();
+  sequence.prompt = {};
+  sequence.decoding = true;
+  sequence.mode = attention_->first_mode();
+  sequence.position = length;
+  pending_.push_back({.sequence = sequence.id, .token = first});
+  statistics_.prompt_tokens += at(length);
 }
 
-inline void DecodeSession::run_pass() {
+/// The prompt's tokens as a place's seen bits; null where its sampling asks for none.
+inline std::uint64_t* DecodeSession::upload_seen(int place) {
+  const Place& sequence = places_[at(place)];
+  if (sequence.options.sampling.repetition_penalty == 1.0F) return nullptr;
+  std::vector<std::uint64_t> seen(seen_words(config()));
+  for (Token token : sequence.prompt) seen[at(token) / 64] |= std::uint64_t{1} << (at(token) % 64);
+  std::uint64_t* const bits = work_.seen_bits + at(place) * seen_words(config());
+  backend_->kernels().upload(bits, seen.data(), seen.size() * sizeof(std::uint64_t), stream());
+  return bits;
+}
+
+// -- passes ------------------------------------------------------------------------------------------------------------------------------
+
+inline StepView DecodeSession::view(PassShape pass) const {
+  // whether a sequence may be told to wait in its next step; see Resync::automatic
+  const bool may_wait = options_.resync == Resync::automatic && pass.sequences == 1;
+  return {.sequences = pass.places,
+          .rows_per_sequence = traits_.rows_per_sequence,
+          .slot_of = work_.slot_of,
+          .position = work_.state.position,
+          .mode = work_.state.mode,
+          .waits = may_wait ? work_.state.waits : nullptr};
+}
+
+inline StepState DecodeSession::state(int places) const {
+  return {.sequences = places,
+          .rows_per_sequence = traits_.rows_per_sequence,
+          .mode = work_.state.mode,
+          .position = work_.state.position,
+          .token = work_.state.token,
+          .guess = work_.state.guess,
+          .waits = work_.state.waits};
+}
+
+inline void DecodeSession::run(PassShape pass) {
   const ModelConfig& model = config();
-  const int rows = places_count_ * traits_.rows_per_sequence;
+  const int rows = rows_of(pass.places);
   const auto block = [&](float* data, int width) { return Tensor{data, DataType::f32, {rows, width}}; };
   const auto heads_of = [&](std::byte* data, int heads) { return Tensor{data, activation_, {rows, heads, model.head_dim}}; };
   const Tensor hidden = block(work_.hidden, model.hidden);
@@ -288,11 +369,13 @@ inline void DecodeSession::run_pass() {
   const Tensor k = heads_of(work_.k, model.kv_heads);
   const Tensor v = heads_of(work_.v, model.kv_heads);
   const Tensor out = heads_of(work_.attention, model.heads);
+  const StepView step = view(pass);
+  const StepState after = state(pass.places);
   StepKernels& kernels = backend_->kernels();
 
-  kernels.lay_out(state(), work_.tokens, work_.positions, stream());
+  kernels.lay_out(after, work_.tokens, work_.positions, stream());
   dense_->embed(work_.tokens, hidden, stream());
-  attention_->begin_step(view(), stream());
+  attention_->begin_step(step, stream());
   for (Layer layer = 0; layer < model.layers; ++layer) {
     dense_->before_attention(layer, hidden, work_.positions, q, k, v, stream());
     ConstTensor ahead;
@@ -306,28 +389,29 @@ inline void DecodeSession::run_pass() {
   }
   const Tensor logits = block(work_.logits, model.vocabulary);
   dense_->head(hidden, logits, stream());
-  download_logits();
-  dense_->sample(logits, sampling_view(), work_.state.sampled, stream());
-  kernels.force(state(), work_.forced, work_.state.sampled, stream());
-  kernels.mark_seen(state(), work_.seen, stream());
+  download_logits(pass);
+  dense_->sample(logits, {.step = step, .options = work_.sampling, .tokens = work_.tokens, .seen = work_.seen}, work_.state.sampled,
+                 stream());
+  kernels.force(after, work_.forced, work_.state.sampled, stream());
+  kernels.mark_seen(after, work_.seen, stream());
   attention_->end_step(stream());
-  attention_->observe(state(), {.sampled = work_.state.sampled}, active_, stream());
+  attention_->observe(after, {.sampled = work_.state.sampled}, pass.sequences, stream());
 }
 
 /// A pass as a graph where the backend records and nobody looks into the pass; the first pass of a key runs plainly, since what it makes on
 /// its first call must not be recorded.
-inline void DecodeSession::enqueue_pass() {
-  const GraphKey key{.places = places_count_, .lone = active_ == 1};
+inline void DecodeSession::launch(PassShape pass) {
+  const GraphKey key{.places = pass.places, .lone = pass.sequences == 1};
   const auto known = graphs_.find(key);
   if (traits_.reads_back || wants_logits() || known == graphs_.end()) {
-    run_pass();
+    run(pass);
     if (known == graphs_.end()) graphs_.emplace(key, nullptr);
     return;
   }
   if (!known->second) {
     known->second = backend_->record(
-        [&] {
-          run_pass();
+        [this, pass] {
+          run(pass);
           attention_->rejoin(stream());
         },
         stream());
@@ -335,143 +419,196 @@ inline void DecodeSession::enqueue_pass() {
   if (known->second) {
     known->second->launch(stream());
   } else {
-    run_pass();
+    run(pass);
   }
 }
 
-inline bool DecodeSession::wants_logits() const {
-  return std::any_of(places_.begin(), places_.end(), [](const Place& place) { return place.used && place.options.on_logits; });
+/// Whether the pass in flight gives the place a token. A pass's modes are known once the one before it is read.
+inline bool DecodeSession::commits_in_flight(int place) const noexcept {
+  const Place& sequence = places_[at(place)];
+  return in_flight_ == 1 && passes_[oldest_pass_].ran[at(place)] == sequence.id && row_is_live(sequence.mode, 0);
 }
 
-inline void DecodeSession::download_logits() {
-  if (!wants_logits()) return;
-  host_logits_.resize(at(places_count_ * traits_.rows_per_sequence) * at(config().vocabulary));
-  backend_->copy(host_logits_.data(), work_.logits, host_logits_.size() * sizeof(float), stream());
-}
-
-inline void DecodeSession::deliver_logits(int place, std::span<const float> logits) {
-  const auto& sink = places_[at(place)].options.on_logits;
-  if (sink) sink(logits);
-}
-
-inline void DecodeSession::upload_forced() {
-  bool changed = false;
-  for (int place = 0; place < places_count_; ++place) {
+/// Who takes part in a pass behind the one in flight: whoever goes on whatever that one samples. False: nobody.
+inline bool DecodeSession::plan(Pass& pass) {
+  pass.shape = {};
+  for (int place = 0; place < options_.max_sequences; ++place) {
     const Place& sequence = places_[at(place)];
-    const std::size_t next = at(sequence.generated);
-    const bool forced = sequence.used && next < sequence.options.forced.size();
+    const int more = commits_in_flight(place) ? 1 : 0;
+    const bool runs = sequence.decoding && !is_spent(sequence, sequence.generated + more, sequence.position + more);
+    pass.ran[at(place)] = runs ? sequence.id : SequenceId{};
+    if (!runs) continue;
+    ++pass.shape.sequences;
+    pass.shape.places = place + 1;
+  }
+  for (int place = 0; place < pass.shape.places; ++place) {
+    if (pass.ran[at(place)] == SequenceId{} && places_[at(place)].decoding) put(work_.state.mode, place, RowMode::idle);
+  }
+  return pass.shape.sequences > 0;
+}
+
+inline void DecodeSession::upload_forced(const Pass& pass) {
+  bool changed = false;
+  for (int place = 0; place < pass.shape.places; ++place) {
+    const Place& sequence = places_[at(place)];
+    const std::size_t next = at(sequence.generated + (commits_in_flight(place) ? 1 : 0));
+    const bool forced = pass.ran[at(place)] != SequenceId{} && next < sequence.options.forced.size();
     const Token token = forced ? sequence.options.forced[next] : -1;
     changed = changed || forced_[at(place)] != token;
     forced_[at(place)] = token;
   }
-  if (changed) backend_->kernels().upload(work_.forced, forced_.data(), at(places_count_) * sizeof(Token), stream());
+  if (changed) backend_->kernels().upload(work_.forced, forced_.data(), forced_.size() * sizeof(Token), stream());
 }
 
-inline void DecodeSession::finish_token(int place, Token token, StepResult& result) {
-  Place& sequence = places_[at(place)];
-  ++sequence.generated;
-  ++statistics_.generated_tokens;
-  const AddOptions& options = sequence.options;
-  TokenEvent event{.sequence = sequence.id, .token = token};
-  const bool forced = !options.forced.empty();
-  const int wanted = forced ? static_cast<int>(options.forced.size()) : options.max_new_tokens;
-  if (!forced && std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end()) {
-    event.reason = FinishReason::stop_token;
-  } else if (sequence.generated >= wanted) {
-    event.reason = FinishReason::max_tokens;
-  } else if (position_at(place) >= sequence.capacity) {
-    event.reason = FinishReason::context_full;
+/// Launches the next pass and the reading of its outcome. False: nobody takes part.
+inline bool DecodeSession::enqueue_pass() {
+  Pass& pass = passes_[(oldest_pass_ + in_flight_) % passes_.size()];
+  if (!plan(pass)) return false;
+  upload_forced(pass);
+  launch(pass.shape);
+  const std::size_t bytes = mirror_bytes(options_.max_sequences, rows_of(options_.max_sequences));
+  if (pass.readback) {
+    pass.readback->enqueue(pass.after.position, work_.state.position, bytes, stream());
+  } else {
+    backend_->copy(pass.after.position, work_.state.position, bytes, stream());
   }
-  event.finished = event.reason != FinishReason::none;
-  result.tokens.push_back(event);
+  ++in_flight_;
+  return true;
 }
 
-inline void DecodeSession::vacate(int place) {
-  Place& sequence = places_[at(place)];
-  put(work_.state.mode, place, RowMode::idle);
-  mirror_.mode[at(place)] = RowMode::idle;
-  const int slot = sequence.slot;
-  sequence = Place{};
-  while (places_count_ > 0 && !places_[at(places_count_ - 1)].used) --places_count_;
-  try {
-    attention_->close(slot, stream());
-  } catch (...) {
-    failed_ = true;  // a transfer was lost, and it may have been another sequence's
-    throw;
+/// Waits for the oldest pass. What it did for sequences that have ended since is dropped.
+inline void DecodeSession::read_pass() {
+  const Pass& pass = passes_[oldest_pass_];
+  if (pass.readback) pass.readback->wait();
+  oldest_pass_ = (oldest_pass_ + 1) % passes_.size();
+  --in_flight_;
+  ++statistics_.passes;
+  for (int place = 0; place < pass.shape.places; ++place) {
+    Place& sequence = places_[at(place)];
+    if (!sequence.decoding || pass.ran[at(place)] != sequence.id) continue;
+    const RowMode mode = std::exchange(sequence.mode, pass.after.mode[at(place)]);
+    const Token guess = std::exchange(sequence.guess, pass.after.guess[at(place)]);
+    const Token sampled = pass.after.sampled[at(rows_of(place))];
+    sequence.position = pass.after.position[at(place)];
+    if (mode == RowMode::resync) ++result_.resyncs;
+    if (mode == RowMode::dual) {
+      ++statistics_.guesses;
+      if (guess == sampled) ++statistics_.right_guesses;
+    }
+    if (row_is_live(mode, 0)) finish_token(place, sampled);
   }
+  statistics_.resyncs += static_cast<std::uint64_t>(result_.resyncs);
 }
 
-inline const StepResult& DecodeSession::step() {
-  check_usable();
-  if (!std::exchange(undelivered_, false)) result_.tokens.clear();
-  result_.resyncs = 0;
-  for (const TokenEvent& first : first_tokens_) finish_token(place_of(first.sequence), first.token, result_);
-  first_tokens_.clear();
-  end_finished();
-  if (active_ == 0) return result_;
+/// Forgets a pass in flight all of whose sequences have ended by something that no host could know when it was launched.
+inline void DecodeSession::drop_surplus() {
+  if (in_flight_ == 0) return;
+  const Pass& pass = passes_[oldest_pass_];
+  for (int place = 0; place < pass.shape.places; ++place) {
+    if (pass.ran[at(place)] != SequenceId{} && pass.ran[at(place)] == places_[at(place)].id) return;
+  }
+  pass.readback->wait();
+  oldest_pass_ = (oldest_pass_ + 1) % passes_.size();
+  --in_flight_;
+}
 
+/// Whether the next pass is launched before the outcome of this one is known, so that the device goes on meanwhile.
+inline bool DecodeSession::looks_ahead() const noexcept {
+  return options_.look_ahead && passes_[0].readback && !traits_.reads_back && !wants_logits();
+}
+
+/// The pass of a step. Returns what a callback threw, after all that had to be done.
+inline std::exception_ptr DecodeSession::decode() {
+  const bool decoding = std::any_of(places_.begin(), places_.end(), [](const Place& place) { return place.decoding; });
+  if (!decoding) return nullptr;
   const auto begin = Clock::now();
+  const std::size_t known = result_.tokens.size();
   {
     const TraceSpan span(backend_->trace(), "compute", "step");
     try {
-      upload_forced();
-      enqueue_pass();
-      const std::size_t rows = at(places_count_ * traits_.rows_per_sequence);
-      backend_->copy(mirror_.sampled, work_.state.sampled, rows * sizeof(Token), stream());
-      count_pass();
-      const auto* const block = reinterpret_cast<const std::byte*>(mirror_.position);
-      const auto state_bytes = static_cast<std::size_t>(reinterpret_cast<const std::byte*>(mirror_.sampled) - block);
-      backend_->copy(mirror_.position, work_.state.position, state_bytes, stream());
+      drop_surplus();
+      if (in_flight_ == 0) enqueue_pass();
+      if (looks_ahead()) enqueue_pass();
+      read_pass();
     } catch (...) {
       failed_ = true;
       throw;
     }
   }
-  const std::size_t known = result_.tokens.size();
-  for (int place = 0; place < places_count_; ++place) {
-    if (committed_[at(place)] != 0) finish_token(place, mirror_.sampled[at(place * traits_.rows_per_sequence)], result_);
-  }
   statistics_.decode += Clock::now() - begin;
   // a callback may throw; the session is then as after a step without callbacks, and the next step hands these tokens out
-  std::exception_ptr failure;
-  for (std::size_t event = known; event < result_.tokens.size() && !failure; ++event) {
-    const int place = place_of(result_.tokens[event].sequence);
-    if (!places_[at(place)].options.on_logits) continue;
-    const std::size_t width = at(config().vocabulary);
-    try {
-      deliver_logits(place, std::span<const float>(host_logits_).subspan(at(place * traits_.rows_per_sequence) * width, width));
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  }
+  std::exception_ptr failure = deliver_logits(known);
   end_finished();
-  if (failure) {
-    undelivered_ = true;
-    std::rethrow_exception(failure);
-  }
-  return result_;
+  return failure;
 }
 
-inline void DecodeSession::count_pass() {
-  ++statistics_.passes;
-  for (int place = 0; place < places_count_; ++place) {
-    const RowMode mode = mirror_.mode[at(place)];
-    committed_[at(place)] = row_is_live(mode, 0) ? 1 : 0;
-    if (mode == RowMode::resync) ++result_.resyncs;
-    if (mode == RowMode::dual) {
-      ++statistics_.guesses;
-      if (mirror_.guess[at(place)] == mirror_.sampled[at(place * traits_.rows_per_sequence)]) ++statistics_.right_guesses;
+inline bool DecodeSession::wants_logits() const noexcept {
+  return std::any_of(places_.begin(), places_.end(), [](const Place& place) { return place.decoding && place.options.on_logits; });
+}
+
+inline void DecodeSession::download_logits(PassShape pass) {
+  if (!wants_logits()) return;
+  host_logits_.resize(at(rows_of(pass.places)) * at(config().vocabulary));
+  backend_->copy(host_logits_.data(), work_.logits, host_logits_.size() * sizeof(float), stream());
+}
+
+/// Hands the logits of a pass to the sequences of its events; returns what the first that threw threw.
+inline std::exception_ptr DecodeSession::deliver_logits(std::size_t first_event) {
+  const std::size_t width = at(config().vocabulary);
+  try {
+    for (std::size_t event = first_event; event < result_.tokens.size(); ++event) {
+      const int place = place_of(result_.tokens[event].sequence);
+      const auto& sink = places_[at(place)].options.on_logits;
+      if (sink) sink(std::span<const float>(host_logits_).subspan(at(rows_of(place)) * width, width));
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// -- steps -------------------------------------------------------------------------------------------------------------------------------
+
+inline bool DecodeSession::is_spent(const Place& place, int generated, int position) noexcept {
+  const std::size_t wanted = place.options.forced.empty() ? at(place.options.max_new_tokens) : place.options.forced.size();
+  return at(generated) >= wanted || position >= place.capacity;
+}
+
+inline void DecodeSession::finish_token(int place, Token token) {
+  Place& sequence = places_[at(place)];
+  ++sequence.generated;
+  ++statistics_.generated_tokens;
+  const AddOptions& options = sequence.options;
+  TokenEvent event{.sequence = sequence.id, .token = token};
+  const bool stops = std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end();
+  if (stops && options.forced.empty()) {
+    event.reason = FinishReason::stop_token;
+  } else if (is_spent(sequence, sequence.generated, 0)) {
+    event.reason = FinishReason::max_tokens;
+  } else if (is_spent(sequence, sequence.generated, sequence.position)) {
+    event.reason = FinishReason::context_full;
+  }
+  event.finished = event.reason != FinishReason::none;
+  result_.tokens.push_back(event);
+}
+
+inline void DecodeSession::hand_out_pending() {
+  for (TokenEvent& event : pending_) {
+    if (event.finished) {
+      result_.tokens.push_back(std::move(event));
+    } else {
+      finish_token(place_of(event.sequence), event.token);
     }
   }
-  statistics_.resyncs += static_cast<std::uint64_t>(result_.resyncs);
+  pending_.clear();
+  end_finished();
 }
 
 inline void DecodeSession::end_finished() {
   for (const TokenEvent& event : result_.tokens) {
     if (!event.finished) continue;
-    for (int place = 0; place < places_count_; ++place) {
-      const Place& sequence = places_[at(place)];
-      if (!sequence.used || sequence.id != event.sequence) continue;
+    for (int place = 0; place < options_.max_sequences; ++place) {
+      if (places_[at(place)].id != event.sequence) continue;
       --active_;
       vacate(place);
       break;
@@ -479,12 +616,19 @@ inline void DecodeSession::end_finished() {
   }
 }
 
-inline void DecodeSession::remove(SequenceId id) {
+inline const StepResult& DecodeSession::step() {
   check_usable();
-  const int place = place_of(id);
-  std::erase_if(first_tokens_, [&](const TokenEvent& event) { return event.sequence == id; });
-  --active_;
-  vacate(place);
+  if (!std::exchange(undelivered_, false)) result_.tokens.clear();
+  result_.resyncs = 0;
+  hand_out_pending();
+  const std::exception_ptr failure = decode();
+  if (const int waiting = oldest_waiting(); waiting >= 0) advance_queued(waiting, at(options_.prefill_tokens_per_step));
+  hand_out_pending();
+  if (failure) {
+    undelivered_ = true;
+    std::rethrow_exception(failure);
+  }
+  return result_;
 }
 
 }  // namespace dualdecoder

@@ -74,6 +74,7 @@ class ForwardingBackend : public Backend {
   void copy(void* target, const void* source, std::size_t bytes, StreamRef stream) override { inner_->copy(target, source, bytes, stream); }
   void synchronize(StreamRef stream) override { inner_->synchronize(stream); }
   std::unique_ptr<StepGraph> record(const std::function<void()>& work, StreamRef stream) override { return inner_->record(work, stream); }
+  std::unique_ptr<Readback> make_readback() override { return inner_->make_readback(); }
   std::unique_ptr<DenseModel> make_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits) override {
     return inner_->make_dense(std::move(weights), limits);
   }
