@@ -28,11 +28,21 @@ namespace detail {
 /// 1.56 % of the context.
 inline int one_in_64(int context) { return std::max(64, context / 64); }
 
+inline constexpr const char* kSpeCacheDiffers =
+    "shares leave out the rows of the pass; values enter the copy with their group instead of one by one; the budget is not read";
+inline void apply_specache(SessionOptions& options, int bits) {
+  options.store = StoreKind::specache;
+  options.predictor = PredictorKind::published_dual_row;
+  options.resync = Resync::never;
+  options.miss_policy = MissPolicy::estimate;
+  options.specache = {.bits = bits, .group = 64, .exact_tokens = 64, .fetched_tokens = 64};
+}
+
 }  // namespace detail
 
 /// All policies. The library's own is "dualdecoder".
 inline std::span<const Policy> policies() {
-  static constexpr std::array<Policy, 8> kPolicies{{
+  static constexpr std::array<Policy, 10> kPolicies{{
       {.name = "full",
        .source = "dense attention, all keys and values on the device",
        .differs = "",
@@ -63,18 +73,28 @@ inline std::span<const Policy> policies() {
              o.local_tokens = 32;
              o.tail_estimate = false;
            }},
-      {.name = "specache-2bit",
-       .source = "arXiv 2503.16163: 2-bit copy in groups of 64, 64 tokens exact, 64 fetched per KV head for the next step",
-       .differs = "see StoreKind::specache",
-       .budget = [](int) { return 64; },
+      {.name = "shadowkv",
+       .source = "arXiv 2410.21465: keys of rank 160, chunks of 8, 48 outliers, the last 4 chunks, 1/64 of the context",
+       .differs = "generated tokens can be chosen too; see the store's documentation",
+       .budget = detail::one_in_64,
        .apply =
            [](SessionOptions& o) {
-             o.store = StoreKind::specache;
-             o.predictor = PredictorKind::published_dual_row;
-             o.resync = Resync::never;
-             o.miss_policy = MissPolicy::estimate;
-             o.specache = {.bits = 2, .group = 64, .exact_tokens = 64, .fetched_tokens = 64};
+             o.store = StoreKind::shadow_kv;
+             o.predictor = PredictorKind::none;
+             o.miss_policy = MissPolicy::wait;
+             o.chunk_tokens = 8;
+             o.shadow_kv = {.rank = 160, .outlier_chunks = 48, .local_chunks = 4};
            }},
+      {.name = "specache-1bit",
+       .source = "arXiv 2503.16163: 1-bit copy in groups of 64, 64 tokens exact, 64 fetched per KV head for the next step",
+       .differs = detail::kSpeCacheDiffers,
+       .budget = [](int) { return 64; },
+       .apply = [](SessionOptions& o) { detail::apply_specache(o, 1); }},
+      {.name = "specache-2bit",
+       .source = "arXiv 2503.16163: 2-bit copy in groups of 64, 64 tokens exact, 64 fetched per KV head for the next step",
+       .differs = detail::kSpeCacheDiffers,
+       .budget = [](int) { return 64; },
+       .apply = [](SessionOptions& o) { detail::apply_specache(o, 2); }},
       {.name = "freekv",
        .source = "arXiv 2505.13109, accuracy runs: pages of 32, 128 first and 128 last tokens, 1,792 selected with the query before",
        .differs = "pages are ranked by their mean instead of min and max; of the pages fetched only those are read that the present query "
@@ -169,6 +189,13 @@ inline SessionOptions options_of(const Policy& policy, const SessionOptions& bas
   policy.apply(options);
   options.budget_tokens = base.budget_tokens > 0 ? base.budget_tokens : policy.budget(base.max_context);
   options.budget_tokens = std::max(options.budget_tokens, options.chunk_tokens);
+  return options;
+}
+
+/// The same for a model whose keys may have fewer columns than the rank that ShadowKV uses for all of its models.
+inline SessionOptions options_of(const Policy& policy, const SessionOptions& base, const ModelConfig& model) {
+  SessionOptions options = options_of(policy, base);
+  options.shadow_kv.rank = std::min(options.shadow_kv.rank, model.kv_heads * model.head_dim / 8 * 8);
   return options;
 }
 

@@ -25,7 +25,7 @@ TEST_CASE("every policy generates") {
   for (const Policy& policy : policies()) {
     INFO(policy.name);
     CHECK(names.insert(policy.name).second);
-    const SessionOptions options = options_of(policy, base);
+    const SessionOptions options = options_of(policy, base, test::tiny_config());
     const std::vector<test::Text> texts = test::generate(model, options, {test::random_tokens(300, 5)}, add);
     CHECK(texts[0].tokens.size() == 12);
     CHECK(texts[0].reason == FinishReason::max_tokens);
@@ -47,6 +47,8 @@ TEST_CASE("a policy keeps what is no policy and takes the source's budget for 0"
   CHECK_FALSE(published.tail_estimate);
   CHECK(options_of(find_policy("dualdecoder"), base).tail_estimate);
   CHECK(options_of(find_policy("infinigen"), base).budget_tokens == 26214);  // 20 %
+  CHECK(options_of(find_policy("specache-1bit"), base).specache.bits == 1);
+  CHECK(options_of(find_policy("shadowkv"), base, test::tiny_config()).shadow_kv.rank == 32);  // all columns of the tiny model
   base.budget_tokens = 256;
   CHECK(options_of(find_policy("hisparse"), base).budget_tokens == 256);
 }
