@@ -93,6 +93,31 @@ TEST_CASE("the store of a low-bit copy honours KvStore", "[conformance]") {
   check(StoreKind::specache, DataType::bf16, throttled_lanes);
 }
 
+TEST_CASE("the store of low-rank keys honours KvStore", "[conformance]") {
+  const std::shared_ptr<Backend> backend = cpu::make_cpu_backend({.threads = 2});
+  const auto check_with = [&](ShadowKvOptions shadow_kv, DataType kv_type, MakeScheduler make_scheduler, double truncate_tolerance) {
+    const auto make = [&](StoreOptions options) {
+      options.shadow_kv = shadow_kv;
+      return backend->make_store(options);
+    };
+    const testing::StoreSubject subject{.make = make,
+                                        .make_scheduler = std::move(make_scheduler),
+                                        .workplace = testing::workplace_of(*backend),
+                                        .kind = StoreKind::shadow_kv,
+                                        .kv_type = kv_type,
+                                        .estimates = false,
+                                        .truncate_tolerance = truncate_tolerance};
+    for (const std::string& finding : testing::check_kv_store(subject)) FAIL_CHECK(finding);
+    SUCCEED();
+  };
+  // the rank is that of all directions, so a budget that covers the context must be dense attention; outliers and rounded factors of a
+  // rewound prompt are those of the whole, so what it decodes may differ in anything but where there are neither
+  constexpr double kAnything = 100.0;
+  check_with({.outlier_chunks = 0, .local_chunks = 2}, DataType::f32, lanes, 1e-5);
+  check_with({.outlier_chunks = 3, .local_chunks = 1}, DataType::f32, throttled_lanes, kAnything);
+  check_with({.outlier_chunks = 3, .local_chunks = 2, .reuse = false}, DataType::bf16, lanes, kAnything);
+}
+
 TEST_CASE("stores honour KvStore whatever the link does", "[conformance][simulation]") {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong, StoreKind::specache}) {
