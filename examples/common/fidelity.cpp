@@ -43,8 +43,8 @@ double kl_divergence(std::span<const float> log_p, std::span<const float> log_q)
 
 LogProbabilities::LogProbabilities(int tokens, int vocabulary) : vocabulary_(static_cast<std::size_t>(vocabulary)) {
   const std::size_t most = kMostBytes / sizeof(float) / std::max<std::size_t>(vocabulary_, 1);
-  detail::require(static_cast<std::size_t>(tokens) <= most, "max_new_tokens", tokens,
-                  ("at most " + std::to_string(most) + " to keep the logits for a comparison with full attention").c_str());
+  dualdecoder::detail::require(static_cast<std::size_t>(tokens) <= most, "max_new_tokens", tokens,
+                               ("at most " + std::to_string(most) + " to keep the logits for a comparison with full attention").c_str());
   values_.reserve(static_cast<std::size_t>(tokens) * vocabulary_);
 }
 
@@ -90,7 +90,10 @@ Reference make_reference(const std::shared_ptr<Backend>& backend, const std::sha
                          const SessionOptions& options, std::span<const Token> prompt, AddOptions add) {
   Reference reference{.tokens = {}, .log_probabilities = {add.max_new_tokens, weights->config().vocabulary}, .session = {}};
   DecodeSession session = make_session(backend, weights, full_attention(options));
-  add.on_logits = [&](std::span<const float> logits) { reference.log_probabilities.add(logits); };
+  add.on_logits = [&reference, then = std::move(add.on_logits)](std::span<const float> logits) {
+    reference.log_probabilities.add(logits);
+    if (then) then(logits);
+  };
   session.add(prompt, std::move(add));
   while (session.active() > 0) {
     for (const TokenEvent& event : session.step().tokens) reference.tokens.push_back(event.token);

@@ -63,8 +63,8 @@ struct Reference {
   SessionStatistics session;
 };
 
-/// Runs full attention with the formats of `options` over `prompt`; `add` says how long and where it stops (its logits sink is not called).
-/// Throws as make_session and DecodeSession::add.
+/// Runs full attention with the formats of `options` over `prompt`; `add` says how long and where it stops. Throws as make_session and
+/// DecodeSession::add, and what a callback of `add` throws.
 Reference make_reference(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
                          const SessionOptions& options, std::span<const Token> prompt, AddOptions add);
 

@@ -1,0 +1,132 @@
+// Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include "examples/eval/checks.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <string_view>
+
+#include "dualdecoder/decode_session.hpp"
+#include "dualdecoder/load_weights.hpp"
+#include "examples/common/terminal.hpp"
+#include "examples/eval/setting.hpp"
+
+namespace dualdecoder::examples {
+namespace {
+
+/// What load_weights takes with matrices in bf16, to within norms and biases.
+std::size_t weight_bytes(const ModelConfig& config) {
+  const auto hidden = static_cast<std::size_t>(config.hidden);
+  const std::size_t attention = hidden * static_cast<std::size_t>(2 * config.q_width() + 2 * config.kv_width());
+  const std::size_t mlp = 3 * hidden * static_cast<std::size_t>(config.intermediate);
+  const std::size_t ends = hidden * static_cast<std::size_t>(config.vocabulary) * (config.tied_embeddings ? 1 : 2);
+  return size_of(DataType::bf16) * (static_cast<std::size_t>(config.layers) * (attention + mlp) + ends);
+}
+
+/// Host memory that can still be had; 0: unknown.
+std::size_t available_host_bytes() {
+  std::ifstream file("/proc/meminfo");
+  constexpr std::string_view kField = "MemAvailable:";
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(kField)) return std::stoull(line.substr(kField.size())) * 1024;
+  }
+  return 0;
+}
+
+/// What is wrong with one model's part of a plan.
+class ModelChecks {
+ public:
+  ModelChecks(const ModelChoice& model, Backend& backend, const Haystack& essay)
+      : model_(model),
+        backend_(backend),
+        config_(read_model_config(model.path, model.yarn)),
+        prompts_(model.path, essay),
+        on_host_(std::string_view(backend.name()) == "cpu"),
+        host_bytes_(available_host_bytes()) {}
+
+  void check_context(int context) const {
+    if (config_.context <= 0 || context <= config_.context) return;
+    throw InvalidArgument(fmt::format("context = {}: must be at most {}, the longest of {}", context, config_.context, model_.name));
+  }
+  void check_task(const TaskKind& task, int context) const { prompts_.check(task, context); }
+  void check_method(const Method& method, int context, int most_answer_tokens) const {
+    const MemoryPlan plan = memory_plan(backend_, config_, session_options(method, context, config_.vocabulary));
+    const std::size_t weights = weight_bytes(config_);
+    const std::size_t reference =
+        sizeof(float) * static_cast<std::size_t>(most_answer_tokens) * static_cast<std::size_t>(config_.vocabulary);
+    const std::size_t device = weights + plan.device_bytes();
+    const std::size_t host = reference + plan.pinned_bytes() + plan.pageable_bytes() + (on_host_ ? device : 0);
+    if (host_bytes_ > 0 && host > host_bytes_) {
+      throw InvalidArgument(fmt::format("takes {} of host memory: must fit into the {} that are free", in_bytes(static_cast<double>(host)),
+                                        in_bytes(static_cast<double>(host_bytes_))));
+    }
+    if (!on_host_) const Buffer probe(backend_.memory(MemoryKind::device), device, backend_.stream());
+  }
+  const std::string& name() const { return model_.name; }
+
+ private:
+  const ModelChoice& model_;
+  Backend& backend_;
+  ModelConfig config_;
+  PromptMaker prompts_;
+  bool on_host_;
+  std::size_t host_bytes_;
+};
+
+class Problems {
+ public:
+  template <class Check>
+  bool none(const std::string& where, const Check& check) {
+    try {
+      check();
+      return true;
+    } catch (const Error& error) {
+      std::string sentence = where + error.what();
+      if (seen_.insert(sentence).second) sentences_.push_back(std::move(sentence));
+      return false;
+    }
+  }
+  std::vector<std::string> sentences() && { return std::move(sentences_); }
+
+ private:
+  std::set<std::string> seen_;
+  std::vector<std::string> sentences_;
+};
+
+}  // namespace
+
+SessionOptions session_options(const Method& method, int context, int vocabulary) {
+  SessionOptions base;
+  base.max_context = context;
+  base.budget_tokens = 0;  // the policy's own
+  return with_setting(options_of(*method.policy, base), method.setting, vocabulary);
+}
+
+std::vector<std::string> problems_of(const Plan& plan, Backend& backend, const Haystack& essay) {
+  Problems problems;
+  for (std::size_t m = 0; m < plan.models.size(); ++m) {
+    std::optional<ModelChecks> model;
+    const bool readable = problems.none("", [&] { model.emplace(plan.models[m], backend, essay); });
+    if (!readable) continue;
+    std::map<int, int> answer_tokens_of;  // by context, the longest
+    std::set<std::pair<int, const TaskKind*>> seen;
+    for (const CellGroup& group : plan.groups) {
+      if (group.model != m || !seen.emplace(group.context, group.task).second) continue;
+      if (!problems.none("", [&] { model->check_context(group.context); })) continue;
+      problems.none(model->name() + ": ", [&] { model->check_task(*group.task, group.context); });
+      int& longest = answer_tokens_of[group.context];
+      longest = std::max(longest, answer_tokens(*group.task, group.context));
+    }
+    for (const auto& [context, answer] : answer_tokens_of) {
+      for (const Method& method : plan.methods) {
+        problems.none(fmt::format("{}, context {}, policy {}: ", model->name(), context, method.name()),
+                      [&, context = context, answer = answer] { model->check_method(method, context, answer); });
+      }
+    }
+  }
+  return std::move(problems).sentences();
+}
+
+}  // namespace dualdecoder::examples
