@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "dualdecoder/error.hpp"
 #include "dualdecoder/session_options.hpp"
+#include "examples/common/predicted_set.hpp"
 
 namespace dualdecoder::examples {
 
@@ -21,6 +24,8 @@ struct Policy {
   int (*budget)(int context);
   /// Sets store, predictor and sizes; the others hold the library's defaults.
   void (*apply)(SessionOptions& options);
+  bool attends_predicted = false;  ///< row 0 attends to what was predicted; see backend_of()
+  float correct_below = 0.0F;      ///< see PredictedSetOptions
 };
 
 namespace detail {
@@ -96,20 +101,22 @@ inline std::span<const Policy> policies() {
        .budget = [](int) { return 64; },
        .apply = [](SessionOptions& o) { detail::apply_specache(o, 2); }},
       {.name = "freekv",
-       .source = "arXiv 2505.13109, accuracy runs: pages of 32, 128 first and 128 last tokens, 1,792 selected with the query before",
-       .differs = "pages are ranked by their mean instead of min and max; of the pages fetched only those are read that the present query "
-                  "selects too; no head is corrected when its query turned; no dense first layer",
+       .source = "arXiv 2505.13109, accuracy runs on long inputs: pages of 32, 128 first and 128 last tokens, 1,792 selected with the "
+                 "query before; KV heads whose query turned, by a mean cosine below 0.8, select and fetch on the spot",
+       .differs = "pages are ranked by their mean instead of min and max; no dense first layer",
        .budget = [](int) { return 1792; },
        .apply =
            [](SessionOptions& o) {
              o.predictor = PredictorKind::previous_step;
-             o.miss_policy = MissPolicy::estimate;
+             o.miss_policy = MissPolicy::wait;
              o.chunk_tokens = 32;
              o.sink_tokens = 128;
              o.local_tokens = 128;
              o.slots_per_budget = 1.0F;
              o.tail_estimate = false;
-           }},
+           },
+       .attends_predicted = true,
+       .correct_below = 0.8F},
       {.name = "hisparse",
        .source = "arXiv 2608.07009 with the pages of 16 that it uses for dense models: top 2,048 tokens, a buffer of 6,144, least recently "
                  "used out first, misses fetched on the spot",
@@ -143,18 +150,19 @@ inline std::span<const Policy> policies() {
       {.name = "infinigen",
        .source = "InfiniGen, OSDI 2024: the layer before rehearses a layer's queries, at most a fifth of the context is fetched",
        .differs = "chunks of 4 instead of tokens, ranked by all channels of their means instead of a fifth of skewed ones; a fixed budget "
-                  "instead of a distance from the best score; of what was fetched only that is read that the true query selects too",
+                  "instead of a distance from the best score; the first layer, which none rehearses, fetches on the spot",
        .budget = [](int context) { return std::max(64, context / 5); },
        .apply =
            [](SessionOptions& o) {
              o.predictor = PredictorKind::layer_ahead;
-             o.miss_policy = MissPolicy::estimate;
+             o.miss_policy = MissPolicy::wait;
              o.chunk_tokens = 4;
              o.sink_tokens = 0;
              o.local_tokens = 4;
              o.slots_per_budget = 1.0F;
              o.tail_estimate = false;
-           }},
+           },
+       .attends_predicted = true},
   }};
   return kPolicies;
 }
@@ -197,6 +205,13 @@ inline SessionOptions options_of(const Policy& policy, const SessionOptions& bas
   SessionOptions options = options_of(policy, base);
   options.shadow_kv.rank = std::min(options.shadow_kv.rank, model.kv_heads * model.head_dim / 8 * 8);
   return options;
+}
+
+/// The backend that a session with options_of(policy) is made on. Throws InvalidArgument where the policy needs the CPU backend and this is
+/// another one.
+inline std::shared_ptr<Backend> backend_of(const Policy& policy, std::shared_ptr<Backend> backend) {
+  if (!policy.attends_predicted) return backend;
+  return std::make_shared<PredictedSetBackend>(std::move(backend), PredictedSetOptions{.correct_below = policy.correct_below});
 }
 
 }  // namespace dualdecoder::examples

@@ -26,7 +26,8 @@ TEST_CASE("every policy generates") {
     INFO(policy.name);
     CHECK(names.insert(policy.name).second);
     const SessionOptions options = options_of(policy, base, test::tiny_config());
-    const std::vector<test::Text> texts = test::generate(model, options, {test::random_tokens(300, 5)}, add);
+    DecodeSession session = make_session(backend_of(policy, model.backend), model.weights, options);
+    const std::vector<test::Text> texts = test::generate(session, {test::random_tokens(300, 5)}, add);
     CHECK(texts[0].tokens.size() == 12);
     CHECK(texts[0].reason == FinishReason::max_tokens);
   }
