@@ -11,6 +11,7 @@
 
 #include "dualdecoder/error.hpp"
 #include "dualdecoder/session_options.hpp"
+#include "examples/common/page_bounds.hpp"
 #include "examples/common/predicted_set.hpp"
 
 namespace dualdecoder::examples {
@@ -24,6 +25,7 @@ struct Policy {
   int (*budget)(int context);
   /// Sets store, predictor and sizes; the others hold the library's defaults.
   void (*apply)(SessionOptions& options);
+  bool ranks_by_bounds = false;    ///< chunks are ranked by PageBoundsStore; see backend_of()
   bool attends_predicted = false;  ///< row 0 attends to what was predicted; see backend_of()
   float correct_below = 0.0F;      ///< see PredictedSetOptions
 };
@@ -103,7 +105,7 @@ inline std::span<const Policy> policies() {
       {.name = "freekv",
        .source = "arXiv 2505.13109, accuracy runs on long inputs: pages of 32, 128 first and 128 last tokens, 1,792 selected with the "
                  "query before; KV heads whose query turned, by a mean cosine below 0.8, select and fetch on the spot",
-       .differs = "pages are ranked by their mean instead of min and max; no dense first layer",
+       .differs = "no dense first layer",
        .budget = [](int) { return 1792; },
        .apply =
            [](SessionOptions& o) {
@@ -115,12 +117,13 @@ inline std::span<const Policy> policies() {
              o.slots_per_budget = 1.0F;
              o.tail_estimate = false;
            },
+       .ranks_by_bounds = true,
        .attends_predicted = true,
        .correct_below = 0.8F},
       {.name = "hisparse",
        .source = "arXiv 2608.07009 with the pages of 16 that it uses for dense models: top 2,048 tokens, a buffer of 6,144, least recently "
                  "used out first, misses fetched on the spot",
-       .differs = "pages are ranked by their mean instead of min and max",
+       .differs = "",
        .budget = [](int) { return 2048; },
        .apply =
            [](SessionOptions& o) {
@@ -131,11 +134,11 @@ inline std::span<const Policy> policies() {
              o.local_tokens = 16;
              o.slots_per_budget = 3.0F;
              o.tail_estimate = false;
-           }},
+           },
+       .ranks_by_bounds = true},
       {.name = "quest",
        .source = "arXiv 2406.10774: pages of 16, budget 2,048, everything on the device",
-       .differs = "pages are ranked by their mean instead of min and max; a page comes to the device when it is first needed; the first "
-                  "two layers select too",
+       .differs = "a page comes to the device when it is first needed; the first two layers select too",
        .budget = [](int) { return 2048; },
        .apply =
            [](SessionOptions& o) {
@@ -146,7 +149,8 @@ inline std::span<const Policy> policies() {
              o.local_tokens = 16;
              o.slots_per_budget = 1024.0F;
              o.tail_estimate = false;
-           }},
+           },
+       .ranks_by_bounds = true},
       {.name = "infinigen",
        .source = "InfiniGen, OSDI 2024: the layer before rehearses a layer's queries, at most a fifth of the context is fetched",
        .differs = "chunks of 4 instead of tokens, ranked by all channels of their means instead of a fifth of skewed ones; a fixed budget "
@@ -210,6 +214,7 @@ inline SessionOptions options_of(const Policy& policy, const SessionOptions& bas
 /// The backend that a session with options_of(policy) is made on. Throws InvalidArgument where the policy needs the CPU backend and this is
 /// another one.
 inline std::shared_ptr<Backend> backend_of(const Policy& policy, std::shared_ptr<Backend> backend) {
+  if (policy.ranks_by_bounds) backend = std::make_shared<PageBoundsBackend>(std::move(backend));
   if (!policy.attends_predicted) return backend;
   return std::make_shared<PredictedSetBackend>(std::move(backend), PredictedSetOptions{.correct_below = policy.correct_below});
 }
