@@ -20,11 +20,13 @@ also holds how far the same library is from that when it computes as its users d
 an attention kernel, teacher-forced on the same tokens: what bfloat16 does to this model on this prompt, and so the scale for others.
 """
 import argparse
+import functools
 import json
 import pathlib
 import sys
 import time
 
+import gguf
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -126,6 +128,7 @@ def rounded(tensor):
 
 def load(path, device, yarn):
     """The model in float32, its context stretched by `yarn` (0: as it is), and its tokenizer."""
+    gguf.GGUFReader = functools.lru_cache(maxsize=1)(gguf.GGUFReader)  # configuration, tokenizer and weights each read the file
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     config = AutoConfig.from_pretrained(**where)
     if yarn:
