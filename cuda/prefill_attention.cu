@@ -3,8 +3,8 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
+#include "cuda/for_head_dim.hpp"
 #include "cuda/tensor_core.cuh"
 
 namespace dualdecoder::cuda {
@@ -289,22 +289,6 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, Shape<kDim>::kBlocksPer
     gather<kDim>(scores, rows, stage + own_values);
   }
   store_rows<kDim>(rows, first_row + warp_row, head, job);
-}
-
-template <int kDim>
-using Dim = std::integral_constant<int, kDim>;
-
-/// f(Dim<head_dim>) where there are kernels for it, else f(Dim<0>).
-template <class F>
-auto for_head_dim(int head_dim, F&& f) {
-  switch (head_dim) {
-    case 64: return f(Dim<64>());
-    case 80: return f(Dim<80>());
-    case 96: return f(Dim<96>());
-    case 128: return f(Dim<128>());
-    case 256: return f(Dim<256>());
-    default: return f(Dim<0>());
-  }
 }
 
 template <int kDim, class Key>

@@ -6,7 +6,7 @@
 
 namespace dualdecoder::cuda {
 
-/// Rows of `heads` vectors of `head_dim` bf16 each: [rows, heads, head_dim], at 16 bytes; head_dim a multiple of 64.
+/// Rows of `heads` vectors of `head_dim` bf16 each: [rows, heads, head_dim], at 16 bytes; head_dim a multiple of 8.
 struct HeadRowsTensor {
   const void* data = nullptr;
   int rows = 0;
@@ -15,7 +15,8 @@ struct HeadRowsTensor {
 };
 
 /// Describes such a tensor to Hopper's copy engine, which then brings 64 columns of `box_rows` rows of a head to shared memory as a tile of
-/// warpgroup.cuh; coordinates are column, head, row, and rows beyond the last become zeros. Fails where the driver has no such call.
+/// warpgroup.cuh; coordinates are column, head, row, and columns and rows beyond the last become zeros. Fails where the driver has no such
+/// call.
 cudaError_t describe(const HeadRowsTensor& tensor, int box_rows, CUtensorMap& map);
 
 }  // namespace dualdecoder::cuda

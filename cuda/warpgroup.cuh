@@ -39,13 +39,25 @@ constexpr std::uint64_t further(std::uint32_t bytes) { return bytes >> 4U; }
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define DUALDECODER_THIRTY_TWO(d, i) \
   DUALDECODER_EIGHT(d, i), DUALDECODER_EIGHT(d, i + 8), DUALDECODER_EIGHT(d, i + 16), DUALDECODER_EIGHT(d, i + 24)
-#define DUALDECODER_NAMES_32                                                         \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
-  "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define DUALDECODER_NAMES_64                                                                \
-  DUALDECODER_NAMES_32                                                                      \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
-  "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DUALDECODER_SIXTY_FOUR(d, i) DUALDECODER_THIRTY_TWO(d, i), DUALDECODER_THIRTY_TWO(d, i + 32)
+#define DUALDECODER_NAMES_32                                             \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define DUALDECODER_NAMES_40 \
+  DUALDECODER_NAMES_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define DUALDECODER_NAMES_48 \
+  DUALDECODER_NAMES_40       \
+  ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define DUALDECODER_NAMES_64 \
+  DUALDECODER_NAMES_48       \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DUALDECODER_NAMES_128                                                                    \
+  DUALDECODER_NAMES_64                                                                           \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #endif
 
 /// sum = (add ? sum : 0) + a * b^T for a: 64x16 and b: 128x16, both inner_contiguous. A thread's sums lie as mma.sync leaves them: element
@@ -55,34 +67,51 @@ __device__ inline void start_product(float (&sum)[64], std::uint64_t a, std::uin
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" DUALDECODER_NAMES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
-      : DUALDECODER_THIRTY_TWO(sum, 0), DUALDECODER_THIRTY_TWO(sum, 32)
+      : DUALDECODER_SIXTY_FOUR(sum, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+#endif
+}
+/// The same for b: 64x16.
+__device__ inline void start_product(float (&sum)[32], std::uint64_t a, std::uint64_t b, bool add) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" DUALDECODER_NAMES_32 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+      : DUALDECODER_THIRTY_TWO(sum, 0)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 #endif
 }
 
-/// sum += a * b for a: 64x16 in registers as mma.sync has it and b: 16x128, outputs_contiguous.
-__device__ inline void start_product(float (&sum)[64], const std::uint32_t (&a)[4], std::uint64_t b) {
+/// sum += a * b for a: 64x16 in registers as mma.sync has it and b: 16 rows of columns, outputs_contiguous.
+template <int kColumns>
+__device__ inline void start_product(float (&sum)[kColumns / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" DUALDECODER_NAMES_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-               : DUALDECODER_THIRTY_TWO(sum, 0), DUALDECODER_THIRTY_TWO(sum, 32)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-#endif
-}
-
-/// The same for b: 16x64.
-__device__ inline void start_product(float (&sum)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" DUALDECODER_NAMES_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-               : DUALDECODER_THIRTY_TWO(sum, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#define DUALDECODER_START(columns, names, rest, ...)                                                                 \
+  if constexpr (kColumns == columns) {                                                                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, " rest ", 1, 1, 1, 1;" \
+                 : __VA_ARGS__                                                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
+  }
+  DUALDECODER_START(64, DUALDECODER_NAMES_32, "{%32, %33, %34, %35}, %36", DUALDECODER_THIRTY_TWO(sum, 0))
+  DUALDECODER_START(80, DUALDECODER_NAMES_40, "{%40, %41, %42, %43}, %44", DUALDECODER_THIRTY_TWO(sum, 0), DUALDECODER_EIGHT(sum, 32))
+  DUALDECODER_START(96, DUALDECODER_NAMES_48, "{%48, %49, %50, %51}, %52", DUALDECODER_THIRTY_TWO(sum, 0), DUALDECODER_EIGHT(sum, 32),
+                    DUALDECODER_EIGHT(sum, 40))
+  DUALDECODER_START(128, DUALDECODER_NAMES_64, "{%64, %65, %66, %67}, %68", DUALDECODER_SIXTY_FOUR(sum, 0))
+  DUALDECODER_START(256, DUALDECODER_NAMES_128, "{%128, %129, %130, %131}, %132", DUALDECODER_SIXTY_FOUR(sum, 0),
+                    DUALDECODER_SIXTY_FOUR(sum, 64))
+#undef DUALDECODER_START
 #endif
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #undef DUALDECODER_EIGHT
 #undef DUALDECODER_THIRTY_TWO
+#undef DUALDECODER_SIXTY_FOUR
 #undef DUALDECODER_NAMES_32
+#undef DUALDECODER_NAMES_40
+#undef DUALDECODER_NAMES_48
 #undef DUALDECODER_NAMES_64
+#undef DUALDECODER_NAMES_128
 #endif
 
 /// Orders what was written to registers before the products that start next.

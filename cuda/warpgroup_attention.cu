@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/bulk_copy.cuh"
+#include "cuda/for_head_dim.hpp"
 #include "cuda/tensor_core.cuh"
 #include "cuda/tensor_map.hpp"
 #include "cuda/warpgroup.cuh"
@@ -12,21 +13,21 @@
 namespace dualdecoder::cuda {
 namespace {
 
-constexpr int kKeys = 128;                                   // of a stage
-constexpr int kStages = 2;                                   // of keys, and as many of values
-constexpr std::uint32_t kTileBytes = kKeys * kTileRowBytes;  // of keys or values, 64 columns
+constexpr int kStages = 2;  // of keys, and as many of values
 constexpr std::uint32_t kTileAlignment = 1024;
 
-/// What a block does at a time; its first warpgroup copies, the others compute.
+/// What a block does at a time; its first warpgroup copies, the others compute. Sums, weights and scores have to fit in registers.
 template <int kDim>
 struct Shape {
   static constexpr int kGroups = kDim == 64 ? 3 : 2;  // that compute, 64 query rows each
   static constexpr int kQueries = kGroups * 64;
+  static constexpr int kKeys = kDim == 256 ? 64 : 128;  // of a stage
   static constexpr int kThreads = 128 + kGroups * 128;
+  static constexpr int kTiles = (kDim + 63) / 64;  // of a stage or of the queries, 64 columns each; those beyond the last are zeros
   static constexpr std::uint32_t kQueryTileBytes = kQueries * kTileRowBytes;
-  static constexpr std::uint32_t kQueryBytes = kDim / 64 * kQueryTileBytes;
-  static constexpr std::uint32_t kStageBytes = kDim / 64 * kTileBytes;
-  static constexpr std::uint32_t kSharedBytes = kQueryBytes + 2 * kStages * kStageBytes + kTileAlignment;  // which may begin anywhere
+  static constexpr std::uint32_t kTileBytes = kKeys * kTileRowBytes;
+  static constexpr std::uint32_t kStageBytes = kTiles * kTileBytes;
+  static constexpr std::uint32_t kSharedBytes = kTiles * kQueryTileBytes + 2 * kStages * kStageBytes + kTileAlignment;
 };
 
 struct Tensors {
@@ -60,21 +61,26 @@ struct Barriers {
 /// What one thread knows of its two rows, l / 4 and l / 4 + 8 of its warp's 16 for lane l.
 template <int kDim>
 struct Rows {
-  float out[kDim / 2];          // four of every eight columns, as a product leaves them
-  std::uint32_t weights[8][4];  // of the block before, by 16 keys, as a product takes them
-  float largest[2];             // score, not scaled
-  float sum[2];                 // of this lane's columns
+  static constexpr int kKeys = Shape<kDim>::kKeys;
+  float out[kDim / 2];                   // four of every eight columns, as a product leaves them
+  std::uint32_t weights[kKeys / 16][4];  // of the block before, by 16 keys, as a product takes them
+  float largest[2];                      // score, not scaled
+  float sum[2];                          // of this lane's columns
 };
+
+/// Scores of a thread's rows and a block of keys, as a product leaves them.
+template <int kDim>
+using Scores = float[Shape<kDim>::kKeys / 2];
 
 /// Starts scores = queries * keys^T as a group of its own.
 template <int kDim>
-__device__ void start_scores(float (&scores)[64], std::uint64_t queries, std::uint64_t keys) {
+__device__ void start_scores(Scores<kDim>& scores, std::uint64_t queries, std::uint64_t keys) {
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     const auto tile = static_cast<std::uint32_t>(k / 4);
     const auto column = static_cast<std::uint32_t>(k % 4) * 32;
-    start_product(scores, queries + further(tile * Shape<kDim>::kQueryTileBytes + column), keys + further(tile * kTileBytes + column),
-                  k > 0);
+    start_product(scores, queries + further(tile * Shape<kDim>::kQueryTileBytes + column),
+                  keys + further(tile * Shape<kDim>::kTileBytes + column), k > 0);
   }
   commit_products();
 }
@@ -83,19 +89,21 @@ __device__ void start_scores(float (&scores)[64], std::uint64_t queries, std::ui
 template <int kDim>
 __device__ void start_out(Rows<kDim>& rows, std::uint64_t values) {
 #pragma unroll
-  for (int k = 0; k < kKeys / 16; ++k) start_product(rows.out, rows.weights[k], values + further(static_cast<std::uint32_t>(k) * 2048));
+  for (int k = 0; k < Shape<kDim>::kKeys / 16; ++k)
+    start_product<kDim>(rows.out, rows.weights[k], values + further(static_cast<std::uint32_t>(k) * 2048));
   commit_products();
 }
 
 /// Scores of keys that a row does not see become -inf; `row` is the thread's first.
-[[maybe_unused]] __device__ inline void mask(float (&scores)[64], int first_key, int row, const PrefillAttention& job) {
+template <int kDim>
+__device__ void mask(Scores<kDim>& scores, int first_key, int row, const PrefillAttention& job) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // rows beyond the last see what the last sees, and are not stored
     const int last = job.offset + min(row + half * 8, job.rows - 1) - first_key - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
+    for (int n = 0; n < Shape<kDim>::kKeys / 8; ++n) {
       if (n * 8 > last) scores[4 * n + 2 * half] = -INFINITY;
       if (n * 8 + 1 > last) scores[4 * n + 2 * half + 1] = -INFINITY;
     }
@@ -104,12 +112,13 @@ __device__ void start_out(Rows<kDim>& rows, std::uint64_t values) {
 
 /// Takes a block of scores into the running softmax: they become weights. `shrink` is what was summed before must be multiplied with.
 template <int kDim>
-__device__ void weigh(float (&scores)[64], Rows<kDim>& rows, float scale, float (&shrink)[2]) {
+__device__ void weigh(Scores<kDim>& scores, Rows<kDim>& rows, float scale, float (&shrink)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float largest = rows.largest[half];
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(scores[4 * n + 2 * half], scores[4 * n + 2 * half + 1]));
+    for (int n = 0; n < Shape<kDim>::kKeys / 8; ++n)
+      largest = fmaxf(largest, fmaxf(scores[4 * n + 2 * half], scores[4 * n + 2 * half + 1]));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
     shrink[half] = power_of_two((rows.largest[half] - largest) * scale);
@@ -117,7 +126,7 @@ __device__ void weigh(float (&scores)[64], Rows<kDim>& rows, float scale, float 
     const float base = largest * scale;
     float sum = 0.0F;
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
+    for (int n = 0; n < Shape<kDim>::kKeys / 8; ++n) {
       float& first = scores[4 * n + 2 * half];
       float& second = scores[4 * n + 2 * half + 1];
       first = power_of_two(first * scale - base);
@@ -130,7 +139,7 @@ __device__ void weigh(float (&scores)[64], Rows<kDim>& rows, float scale, float 
 
 /// Ends the product before, shrinks its sums, and rounds the weights for the next one.
 template <int kDim>
-__device__ void take_weights(const float (&scores)[64], Rows<kDim>& rows, const float (&shrink)[2]) {
+__device__ void take_weights(const Scores<kDim>& scores, Rows<kDim>& rows, const float (&shrink)[2]) {
   // Mostly no row of the warp has met a larger score, and a factor of one changes nothing. Sums are above zero: asking them here makes the
   // branch, and with it the wait, come after the softmax, which else would be moved behind both.
   const bool grown = shrink[0] != 1.0F || shrink[1] != 1.0F || !(rows.sum[0] > 0.0F) || !(rows.sum[1] > 0.0F);
@@ -143,7 +152,7 @@ __device__ void take_weights(const float (&scores)[64], Rows<kDim>& rows, const 
   wait_for_products<0>();
   pin(rows.out);
 #pragma unroll
-  for (int k = 0; k < kKeys / 16; ++k) {
+  for (int k = 0; k < Shape<kDim>::kKeys / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows.weights[k][i] = pack_bf16(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
   }
@@ -188,7 +197,7 @@ struct Part {
       : head(own_head),
         kv_head(own_head / (job.heads / job.kv_heads)),
         first_row(row_block * Shape<kDim>::kQueries),
-        blocks((job.offset + min(first_row + Shape<kDim>::kQueries, job.rows) + kKeys - 1) / kKeys) {}
+        blocks((job.offset + min(first_row + Shape<kDim>::kQueries, job.rows) + Shape<kDim>::kKeys - 1) / Shape<kDim>::kKeys) {}
 };
 
 /// Shared memory of a block, by address.
@@ -196,7 +205,8 @@ template <int kDim>
 struct Stages {
   std::uint32_t queries;
   __device__ std::uint32_t keys(int block) const {
-    return queries + Shape<kDim>::kQueryBytes + static_cast<std::uint32_t>(block % kStages) * Shape<kDim>::kStageBytes;
+    return queries + Shape<kDim>::kTiles * Shape<kDim>::kQueryTileBytes +
+           static_cast<std::uint32_t>(block % kStages) * Shape<kDim>::kStageBytes;
   }
   __device__ std::uint32_t values(int block) const { return keys(block) + kStages * Shape<kDim>::kStageBytes; }
 };
@@ -206,19 +216,19 @@ template <int kDim>
 __device__ void copy_all(const Tensors& tensors, const Part<kDim>& part, const Stages<kDim>& stages, Barriers& barriers) {
   using S = Shape<kDim>;
   const auto copy = [&](std::uint32_t target, std::uint32_t tile_bytes, const CUtensorMap& map, int head, int row, std::uint64_t* barrier) {
-    arrive_and_expect(barrier, kDim / 64 * tile_bytes);
+    arrive_and_expect(barrier, S::kTiles * tile_bytes);
 #pragma unroll
-    for (int tile = 0; tile < kDim / 64; ++tile) {
+    for (int tile = 0; tile < S::kTiles; ++tile) {
       copy_tile(target + static_cast<std::uint32_t>(tile) * tile_bytes, map, tile * 64, head, row, barrier);
     }
   };
   const auto copy_keys = [&](int block) {
     wait_for_phase(&barriers.keys_read[block % kStages], parity_of(block) ^ 1);
-    copy(stages.keys(block), kTileBytes, tensors.keys, part.kv_head, block * kKeys, &barriers.keys_here[block % kStages]);
+    copy(stages.keys(block), S::kTileBytes, tensors.keys, part.kv_head, block * S::kKeys, &barriers.keys_here[block % kStages]);
   };
   const auto copy_values = [&](int block) {
     wait_for_phase(&barriers.values_read[block % kStages], parity_of(block) ^ 1);
-    copy(stages.values(block), kTileBytes, tensors.values, part.kv_head, block * kKeys, &barriers.values_here[block % kStages]);
+    copy(stages.values(block), S::kTileBytes, tensors.values, part.kv_head, block * S::kKeys, &barriers.values_here[block % kStages]);
   };
   copy(stages.queries, S::kQueryTileBytes, tensors.queries, part.head, part.first_row, &barriers.queries_here);
   copy_keys(0);
@@ -236,10 +246,11 @@ __device__ void copy_all(const Tensors& tensors, const Part<kDim>& part, const S
 template <int kDim>
 __device__ void attend(const PrefillAttention& job, float scale, const Part<kDim>& part, const Stages<kDim>& stages, Barriers& barriers,
                        int group) {
+  using S = Shape<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group_row = part.first_row + group * 64;
   const int own_row = group_row + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
-  const int whole = (job.offset + group_row + 1) / kKeys;  // blocks that every row of the warpgroup sees entirely
+  const int whole = (job.offset + group_row + 1) / S::kKeys;  // blocks that every row of the warpgroup sees entirely
   const std::uint64_t queries = inner_contiguous(stages.queries + static_cast<std::uint32_t>(group) * 64 * kTileRowBytes);
   const auto release = [&](std::uint64_t* barrier) {
     if (lane == 0) arrive(barrier);
@@ -250,7 +261,7 @@ __device__ void attend(const PrefillAttention& job, float scale, const Part<kDim
   rows.sum[0] = rows.sum[1] = 0.0F;
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) rows.out[i] = 0.0F;
-  float scores[64];
+  Scores<kDim> scores;
   float shrink[2];
 
   wait_for_phase(&barriers.queries_here, 0);
@@ -260,7 +271,7 @@ __device__ void attend(const PrefillAttention& job, float scale, const Part<kDim
   wait_for_products<0>();
   pin(scores);
   release(&barriers.keys_read[0]);
-  if (whole < 1) mask(scores, 0, own_row, job);
+  if (whole < 1) mask<kDim>(scores, 0, own_row, job);
   weigh<kDim>(scores, rows, scale, shrink);
   take_weights<kDim>(scores, rows, shrink);
 #pragma unroll 1
@@ -270,18 +281,18 @@ __device__ void attend(const PrefillAttention& job, float scale, const Part<kDim
     start_scores<kDim>(scores, queries, inner_contiguous(stages.keys(block)));
     wait_for_phase(&barriers.values_here[(block - 1) % kStages], parity_of(block - 1));
     before_products();
-    start_out<kDim>(rows, outputs_contiguous(stages.values(block - 1), kTileBytes));
+    start_out<kDim>(rows, outputs_contiguous(stages.values(block - 1), S::kTileBytes));
     wait_for_products<1>();
     pin(scores);
     release(&barriers.keys_read[block % kStages]);
-    if (block >= whole) mask(scores, block * kKeys, own_row, job);
+    if (block >= whole) mask<kDim>(scores, block * S::kKeys, own_row, job);
     weigh<kDim>(scores, rows, scale, shrink);
     take_weights<kDim>(scores, rows, shrink);
     release(&barriers.values_read[(block - 1) % kStages]);
   }
   wait_for_phase(&barriers.values_here[(part.blocks - 1) % kStages], parity_of(part.blocks - 1));
   before_products();
-  start_out<kDim>(rows, outputs_contiguous(stages.values(part.blocks - 1), kTileBytes));
+  start_out<kDim>(rows, outputs_contiguous(stages.values(part.blocks - 1), S::kTileBytes));
   wait_for_products<0>();
   pin(rows.out);
   store_rows<kDim>(rows, own_row, part.head, job);
@@ -316,8 +327,8 @@ cudaError_t launch(const PrefillAttention& job, cudaStream_t stream) {
   const auto describe_all = [&]() -> cudaError_t {
     const int tokens = job.offset + job.rows;
     if (const cudaError_t status = describe({job.queries, job.rows, job.heads, kDim}, S::kQueries, tensors.queries)) return status;
-    if (const cudaError_t status = describe({job.keys, tokens, job.kv_heads, kDim}, kKeys, tensors.keys)) return status;
-    return describe({job.values, tokens, job.kv_heads, kDim}, kKeys, tensors.values);
+    if (const cudaError_t status = describe({job.keys, tokens, job.kv_heads, kDim}, S::kKeys, tensors.keys)) return status;
+    return describe({job.values, tokens, job.kv_heads, kDim}, S::kKeys, tensors.values);
   };
   if (const cudaError_t status = describe_all()) return status;
   const float scale = 1.44269504F / std::sqrt(static_cast<float>(kDim));  // scores become powers of two
@@ -341,7 +352,7 @@ bool has_warpgroup_attention(int head_dim) noexcept {
   if (cudaGetDevice(&device) != cudaSuccess) return false;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) return false;
   if (cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) return false;
-  return major == 9 && minor == 0 && (head_dim == 64 || head_dim == 128);
+  return major == 9 && minor == 0 && for_head_dim(head_dim, [](auto dim) { return dim > 0; });
 #else
   static_cast<void>(head_dim);
   return false;
@@ -349,13 +360,25 @@ bool has_warpgroup_attention(int head_dim) noexcept {
 }
 
 cudaError_t prepare_warpgroup_attention(int head_dim) {
-  return head_dim == 64 ? prepare<64>() : head_dim == 128 ? prepare<128>() : cudaErrorInvalidValue;
+  return for_head_dim(head_dim, [](auto dim) {
+    if constexpr (dim == 0) {
+      return cudaErrorInvalidValue;
+    } else {
+      return prepare<dim>();
+    }
+  });
 }
 
 cudaError_t launch_warpgroup_attention(const PrefillAttention& job, cudaStream_t stream) {
   if (job.rows < 1 || job.offset < 0 || job.kv_heads < 1 || job.heads % job.kv_heads != 0) return cudaErrorInvalidValue;
   if (job.query_type != DataType::bf16 || job.key_type != DataType::bf16) return cudaErrorInvalidValue;
-  return job.head_dim == 64 ? launch<64>(job, stream) : job.head_dim == 128 ? launch<128>(job, stream) : cudaErrorInvalidValue;
+  return for_head_dim(job.head_dim, [&](auto dim) {
+    if constexpr (dim == 0) {
+      return cudaErrorInvalidValue;
+    } else {
+      return launch<dim>(job, stream);
+    }
+  });
 }
 
 }  // namespace dualdecoder::cuda

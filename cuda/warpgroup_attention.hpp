@@ -5,7 +5,7 @@
 
 namespace dualdecoder::cuda {
 
-/// Whether the current device is a Hopper and this build has its kernel (architecture 90a) for head_dim: 64 and 128.
+/// Whether the current device is a Hopper and this build has its kernel (architecture 90a) for head_dim: 64, 80, 96, 128 and 256.
 bool has_warpgroup_attention(int head_dim) noexcept;
 
 /// Lets the kernel of the current device use its shared memory; once, outside of a recording.
