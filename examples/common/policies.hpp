@@ -211,6 +211,9 @@ inline SessionOptions options_of(const Policy& policy, const SessionOptions& bas
   return options;
 }
 
+/// False: sessions need the CPU backend, see backend_of().
+inline bool runs_anywhere(const Policy& policy) { return !policy.ranks_by_bounds && !policy.attends_predicted; }
+
 /// The backend that a session with options_of(policy) is made on. Throws InvalidArgument where the policy needs the CPU backend and this is
 /// another one.
 inline std::shared_ptr<Backend> backend_of(const Policy& policy, std::shared_ptr<Backend> backend) {

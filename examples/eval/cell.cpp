@@ -40,6 +40,8 @@ AddOptions QuestionRun::free_options(double from, double to) const {
   return add;
 }
 
+std::size_t QuestionRun::device_bytes() const { return laboratory_.device_memory != nullptr ? laboratory_.device_memory->live_bytes() : 0; }
+
 std::string QuestionRun::text_of(const std::vector<Token>& tokens) const { return laboratory_.tokenizer->decode(tokens); }
 
 void QuestionRun::make_full() {
@@ -47,7 +49,13 @@ void QuestionRun::make_full() {
   const auto begin = Clock::now();
   SessionOptions options = full_attention({});
   options.max_context = context_;
-  full_ = make_reference(laboratory_.backend, laboratory_.weights, options, prompt_.tokens, free_options(0.0, 1.0));
+  const std::size_t before = device_bytes();
+  AddOptions add = free_options(0.0, 1.0);
+  add.on_logits = [this, before, then = std::move(add.on_logits)](std::span<const float> logits) {
+    then(logits);
+    full_result_.measured_device_bytes = device_bytes() - before;
+  };
+  full_ = make_reference(laboratory_.backend, laboratory_.weights, options, prompt_.tokens, std::move(add));
   full_result_.answer = text_of(full_->tokens);
   full_result_.score = score(match_, full_result_.answer, prompt_.answers);
   full_result_.session = full_->session;
@@ -70,8 +78,9 @@ CellResult QuestionRun::run_full(const SessionOptions& options) {
   return result;
 }
 
-void QuestionRun::run_forced(const SessionOptions& options, CellResult& result, FidelityMeter& meter) const {
-  const std::size_t before = laboratory_.device_memory != nullptr ? laboratory_.device_memory->live_bytes() : 0;
+void QuestionRun::run_forced(const SessionOptions& options, const std::shared_ptr<Backend>& backend, CellResult& result,
+                             FidelityMeter& meter) const {
+  const std::size_t before = device_bytes();
   AddOptions add = free_options(0.0, kForcedShare);
   add.stop_tokens.clear();
   add.max_new_tokens = static_cast<int>(full_->tokens.size());
@@ -80,7 +89,7 @@ void QuestionRun::run_forced(const SessionOptions& options, CellResult& result, 
     then(logits);
     meter.add(full_->log_probabilities.row(meter.size()), log_probabilities(logits));
   };
-  DecodeSession session = make_session(laboratory_.backend, laboratory_.weights, options);
+  DecodeSession session = make_session(backend, laboratory_.weights, options);
   session.add(prompt_.tokens, std::move(add));
   const std::size_t count = full_->tokens.size();
   std::size_t third = 1;
@@ -95,12 +104,13 @@ void QuestionRun::run_forced(const SessionOptions& options, CellResult& result, 
   }
   result.session = session.statistics();
   result.store = session.store_statistics();
-  if (laboratory_.device_memory != nullptr) result.measured_device_bytes = laboratory_.device_memory->live_bytes() - before;
+  result.measured_device_bytes = device_bytes() - before;
 }
 
-std::vector<Token> QuestionRun::run_free(const SessionOptions& options, double from, double to) const {
+std::vector<Token> QuestionRun::run_free(const SessionOptions& options, const std::shared_ptr<Backend>& backend, double from,
+                                         double to) const {
   std::vector<Token> tokens;
-  DecodeSession session = make_session(laboratory_.backend, laboratory_.weights, options);
+  DecodeSession session = make_session(backend, laboratory_.weights, options);
   session.add(prompt_.tokens, free_options(from, to));
   while (session.active() > 0) {
     for (const TokenEvent& event : session.step().tokens) tokens.push_back(event.token);
@@ -108,13 +118,13 @@ std::vector<Token> QuestionRun::run_free(const SessionOptions& options, double f
   return tokens;
 }
 
-CellResult QuestionRun::run(const SessionOptions& options) {
+CellResult QuestionRun::run(const SessionOptions& options, const std::shared_ptr<Backend>& backend) {
   make_full();
   const auto begin = Clock::now();
   CellResult result;
-  result.plan = memory_plan(*laboratory_.backend, laboratory_.weights->config(), options);
+  result.plan = memory_plan(*backend, laboratory_.weights->config(), options);
   FidelityMeter meter;
-  run_forced(options, result, meter);
+  run_forced(options, backend, result, meter);
   const std::size_t compared = meter.size() - 1;  // the first token comes from the prefill, which is dense for every method
   const auto third = [&](std::size_t i) { return 1 + i * compared / CellResult::kThirds; };
   result.fidelity = meter.over(1, meter.size());
@@ -122,7 +132,7 @@ CellResult QuestionRun::run(const SessionOptions& options) {
   result.first_divergence = meter.first_divergence(1);
   // a method that chooses every token as full attention does would say the same when left alone
   const bool same = meter.first_divergence(0) == meter.size();
-  result.answer = same ? full_result_.answer : text_of(run_free(options, kForcedShare, 1.0));
+  result.answer = same ? full_result_.answer : text_of(run_free(options, backend, kForcedShare, 1.0));
   result.score = score(match_, result.answer, prompt_.answers);
   result.seconds = seconds_since(begin);
   return result;

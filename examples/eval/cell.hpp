@@ -50,18 +50,19 @@ class QuestionRun {
 
   /// Full attention itself.
   CellResult run_full(const SessionOptions& options);
-  /// Any other method.
-  CellResult run(const SessionOptions& options);
+  /// Any other method, on the backend that it needs.
+  CellResult run(const SessionOptions& options, const std::shared_ptr<Backend>& backend);
   /// The score of full attention.
   double full_score();
   std::size_t prompt_tokens() const { return prompt_.tokens.size(); }
 
  private:
+  std::size_t device_bytes() const;  // in use now; 0 when that is not measured
   AddOptions free_options(double from, double to) const;
   void make_full();
   std::string text_of(const std::vector<Token>& tokens) const;
-  std::vector<Token> run_free(const SessionOptions& options, double from, double to) const;
-  void run_forced(const SessionOptions& options, CellResult& result, FidelityMeter& meter) const;
+  std::vector<Token> run_free(const SessionOptions& options, const std::shared_ptr<Backend>& backend, double from, double to) const;
+  void run_forced(const SessionOptions& options, const std::shared_ptr<Backend>& backend, CellResult& result, FidelityMeter& meter) const;
 
   const Laboratory& laboratory_;
   Prompt prompt_;

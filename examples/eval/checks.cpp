@@ -52,7 +52,8 @@ class ModelChecks {
   }
   void check_task(const TaskKind& task, int context) const { prompts_.check(task, context); }
   void check_method(const Method& method, int context, int most_answer_tokens) const {
-    const MemoryPlan plan = memory_plan(backend_, config_, session_options(method, context, config_.vocabulary));
+    if (!on_host_ && !runs_anywhere(*method.policy)) throw InvalidArgument("needs the CPU backend");
+    const MemoryPlan plan = memory_plan(backend_, config_, session_options(method, context, config_));
     const std::size_t weights = weight_bytes(config_);
     const std::size_t reference =
         sizeof(float) * static_cast<std::size_t>(most_answer_tokens) * static_cast<std::size_t>(config_.vocabulary);
@@ -97,11 +98,11 @@ class Problems {
 
 }  // namespace
 
-SessionOptions session_options(const Method& method, int context, int vocabulary) {
+SessionOptions session_options(const Method& method, int context, const ModelConfig& model) {
   SessionOptions base;
   base.max_context = context;
   base.budget_tokens = 0;  // the policy's own
-  return with_setting(options_of(*method.policy, base), method.setting, vocabulary);
+  return with_setting(options_of(*method.policy, base, model), method.setting, model.vocabulary);
 }
 
 std::vector<std::string> problems_of(const Plan& plan, Backend& backend, const Haystack& essay) {

@@ -11,7 +11,7 @@
 namespace dualdecoder::examples {
 
 /// Options of a method at a context. Throws InvalidArgument naming what is out of range.
-SessionOptions session_options(const Method& method, int context, int vocabulary);
+SessionOptions session_options(const Method& method, int context, const ModelConfig& model);
 
 /// Everything that would stop a cell of the plan, one sentence each, each once: models that cannot be read, contexts beyond the model or
 /// too short for a task, methods that the backend does not support or that take more memory than there is. Nothing large is allocated for

@@ -158,8 +158,9 @@ class Evaluation {
 
   void run_cell(QuestionRun& question, const Method& method, int context, Json& line) {
     const ModelConfig& config = laboratory_.weights->config();
-    const SessionOptions options = session_options(method, context, config.vocabulary);
-    const CellResult result = options.store == StoreKind::full ? question.run_full(options) : question.run(options);
+    const SessionOptions options = session_options(method, context, config);
+    const CellResult result = options.store == StoreKind::full ? question.run_full(options)
+                                                               : question.run(options, backend_of(*method.policy, laboratory_.backend));
     line["prompt_tokens"] = question.prompt_tokens();
     line["score"] = result.score;
     line["full_score"] = question.full_score();

@@ -121,7 +121,7 @@ TEST_CASE("a setting is written in one way and lies over its policy") {
   PlanLists lists = small();
   lists.settings = {"budget=96"};
   const Plan plan = make_plan(lists);
-  CHECK(session_options(plan.methods[1], 4096, 1000).budget_tokens == 96);
+  CHECK(session_options(plan.methods[1], 4096, ModelConfig{}).budget_tokens == 96);
 }
 
 TEST_CASE("averages weigh scores by cell and fidelity by token, and bounds are held against them") {
