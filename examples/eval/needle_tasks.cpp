@@ -47,8 +47,8 @@ std::string joined(const std::vector<std::string>& parts) {
   return out;
 }
 
-Question make_needles(const NeedleShape& shape, const TaskRequest& request) {
-  Random random(request.seed, "needles");
+Question make_needles(const std::string& name, const NeedleShape& shape, const TaskRequest& request) {
+  Random random(request.seed, name);
   const bool all_needles = shape.hay == Hay::needles;
   const char* what = shape.value == Kind::uuid ? "secret code" : "secret number";
   const auto sentence = [&](const std::string& key, const std::string& value) {
@@ -82,8 +82,8 @@ Question make_needles(const NeedleShape& shape, const TaskRequest& request) {
   return question;
 }
 
-TaskKind needle_task(std::string name, NeedleShape shape) {
-  return {std::move(name), Match::all, kNeedleAnswerTokens, [shape](const TaskRequest& request) { return make_needles(shape, request); }};
+TaskKind needle_task(const std::string& name, const NeedleShape& shape) {
+  return {name, Match::all, kNeedleAnswerTokens, [name, shape](const TaskRequest& request) { return make_needles(name, shape, request); }};
 }
 
 }  // namespace

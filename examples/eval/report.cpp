@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -33,6 +34,11 @@ std::string method_of(const Json& line) {
   return line.at("policy").get<std::string>() + (setting.empty() ? "" : " " + setting);
 }
 
+/// NaN where there is none: NaN and infinity are null in JSON.
+double number(const Json& line, const char* key) {
+  return line.contains(key) && line.at(key).is_number() ? line.at(key).get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
 /// Adds up lines.
 struct Sums {
   int cells = 0;
@@ -41,14 +47,14 @@ struct Sums {
 
   void add(const Json& line) {
     ++cells;
-    const auto n = line.at("n").get<double>();
+    const double n = number(line, "n");
     tokens += n;
-    sum.score += line.at("score").get<double>();
-    sum.full_score += line.at("full_score").get<double>();
-    sum.agreement += n * line.at("agreement").get<double>();
-    sum.kl += n * line.at("kl").get<double>();
-    sum.hit += line.at("hit").get<double>();
-    sum.traffic += line.at("traffic").get<double>();
+    sum.score += number(line, "score");
+    sum.full_score += number(line, "full_score");
+    sum.agreement += n * number(line, "agreement");
+    sum.kl += n * number(line, "kl");
+    sum.hit += number(line, "hit");
+    sum.traffic += number(line, "traffic");
   }
   Summary mean() const {
     Summary mean = sum;

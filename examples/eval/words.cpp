@@ -99,10 +99,11 @@ std::vector<std::string> made_up_prose(std::size_t sentences) {
     const auto thing = [&] { return random.pick(kAdjectives) + " " + random.pick(kNouns); };
     switch (random.below(4)) {
       case 0: return fmt::format("The {} {} the {}. ", thing(), random.pick(kVerbs), thing());
-      case 1: return fmt::format("Behind the {}, a {} {} the {}. ", random.pick(kNouns), thing(), random.pick(kVerbs), random.pick(kNouns));
+      case 1:
+        return fmt::format("Behind the {}, the {} {} the {}. ", random.pick(kNouns), thing(), random.pick(kVerbs), random.pick(kNouns));
       case 2: return fmt::format("When the {} is {}, nobody thinks of the {}. ", random.pick(kNouns), random.pick(kAdjectives), thing());
       default:
-        return fmt::format("People say that the {} of the {} is as {} as a {}. ", random.pick(kNouns), random.pick(kNouns),
+        return fmt::format("People say that the {} of the {} is as {} as the {}. ", random.pick(kNouns), random.pick(kNouns),
                            random.pick(kAdjectives), random.pick(kNouns));
     }
   });
