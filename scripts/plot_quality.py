@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+"""Draws the rows of dualdecoder-eval (docs/evaluation.md explains their fields), one set of figures a model and context.
+
+    pip install matplotlib==3.10.7
+    python scripts/plot_quality.py [docs/results/quality.jsonl [docs/figures]]
+
+quality-<model>-<context>-scores.svg: the score of every policy by task, full attention's as a line.
+quality-<model>-<context>-front.svg: mean KL against device bytes and against link traffic; what lies left and below is better.
+quality-<model>-<context>-thirds.svg: mean KL by thirds of the answer, which shows whether errors compound.
+"""
+import collections
+import json
+import pathlib
+import re
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+matplotlib.rcParams["svg.hashsalt"] = "dualdecoder"  # the same rows give the same bytes
+matplotlib.rcParams["svg.fonttype"] = "none"
+import matplotlib.pyplot as plt  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def read_groups(path):
+    """{(model, context): {method: rows}}, in the order of the file."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(list))
+    with open(path, encoding="utf-8") as lines:
+        for row in map(json.loads, filter(str.strip, lines)):
+            method = f"{row['policy']} {row['setting']}".strip()
+            groups[row["model"], row["context"]][method].append(row)
+    return groups
+
+
+def by_token(rows, field):
+    """Mean of a field over tokens; of a list, item by item."""
+    total = sum(row["n"] for row in rows)
+    if total == 0:
+        return 0.0
+    if isinstance(rows[0][field], list):
+        return [sum(row["n"] * row[field][i] for row in rows) / total for i in range(len(rows[0][field]))]
+    return sum(row["n"] * row[field] for row in rows) / total
+
+
+def by_cell(rows, field):
+    return sum(row[field] for row in rows) / len(rows)
+
+
+def draw_scores(axis, methods):
+    tasks = list(dict.fromkeys(row["task"] for rows in methods.values() for row in rows))
+    sparse = {name: rows for name, rows in methods.items() if name != "full"}
+    width = 0.8 / max(1, len(sparse))
+    for number, (name, rows) in enumerate(sparse.items()):
+        scores = {task: by_cell([row for row in rows if row["task"] == task], "score") for task in {row["task"] for row in rows}}
+        places = [tasks.index(task) for task in scores]
+        axis.bar([place - 0.4 + (number + 0.5) * width for place in places], scores.values(), width, label=name)
+    everyone = [row for rows in methods.values() for row in rows]
+    full = [by_cell([row for row in everyone if row["task"] == task], "full_score") for task in tasks]
+    axis.hlines(full, [place - 0.45 for place in range(len(tasks))], [place + 0.45 for place in range(len(tasks))], colors="black", label="full attention")
+    axis.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right", fontsize=8)
+    axis.set_ylabel("score")
+    axis.legend(fontsize=8)
+
+
+def draw_front(axes, methods):
+    for axis, field, label in (axes[0], "device_bytes", "device memory without weights, MiB"), (axes[1], "traffic", "bytes over the link, share of the selected set"):
+        for name, rows in methods.items():
+            if name == "full":
+                continue
+            scale = 1 / 2**20 if field == "device_bytes" else 1.0
+            point = by_cell(rows, field) * scale, by_token(rows, "kl")
+            axis.plot(*point, "o", label=name)
+            axis.annotate(name, point, textcoords="offset points", xytext=(4, 4), fontsize=7)
+        axis.set_yscale("log")
+        axis.set_xlabel(label)
+        axis.set_ylabel("mean KL to full attention, nats")
+        axis.margins(0.15)
+        axis.grid(True, which="both", alpha=0.25)
+
+
+def draw_thirds(axis, methods):
+    for name, rows in methods.items():
+        if name != "full":
+            axis.plot(["first", "second", "last"], by_token(rows, "kl_thirds"), marker="o", label=name)
+    axis.set_yscale("log")
+    axis.set_xlabel("third of the answer")
+    axis.set_ylabel("mean KL to full attention, nats")
+    axis.grid(True, which="both", alpha=0.25)
+    axis.legend(fontsize=8)
+
+
+def save(figure, title, path):
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+    print(path)
+
+
+def main():
+    results = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results/quality.jsonl"
+    folder = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for (model, context), methods in read_groups(results).items():
+        title = f"{model}, context {context}"
+        stem = re.sub(r"[^a-z0-9]+", "-", f"quality-{model}-{context}".lower())
+        figure, axis = plt.subplots(figsize=(9.0, 3.6), constrained_layout=True)
+        draw_scores(axis, methods)
+        save(figure, title, folder / f"{stem}-scores.svg")
+        figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.6), constrained_layout=True)
+        draw_front(axes, methods)
+        save(figure, title, folder / f"{stem}-front.svg")
+        figure, axis = plt.subplots(figsize=(5.0, 3.4), constrained_layout=True)
+        draw_thirds(axis, methods)
+        save(figure, title, folder / f"{stem}-thirds.svg")
+
+
+if __name__ == "__main__":
+    main()
