@@ -73,7 +73,7 @@ model_tests() {
   expect 2 'context = 100000: must be at most 8192' "${cells[@]}" -c 100000
   expect 2 'context = 64: must be at least .* for task cwe' "${cells[@]}" -c 64 -t cwe
   expect 2 'policy dualdecoder chunk=5: chunk_tokens = 5' "${cells[@]}" --set chunk=5
-  expect 2 'no-such-folder' "${cells[@]}" --out "$work/no-such-folder/x.jsonl"
+  results=$work/no-such-folder/x.jsonl expect 2 'no-such-folder' "${cells[@]}"
   [[ ! -s $results ]] || fail 'bad input leaves results'
   expect 0 '' "${cells[@]}" --check
   grep -q '2 cells' "$work/out" || fail '--check does not count the cells'
