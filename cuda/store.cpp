@@ -37,7 +37,8 @@ std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const Stor
     case StoreKind::ping_pong: return std::make_unique<ChunkStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
     case StoreKind::shadow_kv:
-    case StoreKind::specache: break;  // refused above
+    case StoreKind::specache:
+    case StoreKind::automatic: break;  // refused above
   }
   throw InvalidArgument("store kind: unknown");
 }

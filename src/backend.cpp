@@ -48,6 +48,11 @@ class CpuBackend final : public Backend {
     return cpu_dense_plan(config, limits, pool_.size(), detected_isa());
   }
   MemoryPlan store_plan(const StoreOptions& options) const override { return cpu_store_plan(options, pool_.size()); }
+  bool prefers_full(const StoreOptions& options) const noexcept override {
+    // two rows attend to a budget each and score the summaries, which with a budget of 256 takes less time than one row's full attention
+    // from about 1,400 tokens on, as docs/performance.md has it
+    return options.max_context <= 1024 + 2 * options.selection.budget_tokens;
+  }
 
   LogSink* log() const noexcept override { return options_.log; }
   TraceSink* trace() const noexcept override { return options_.trace; }

@@ -21,6 +21,7 @@ std::unique_ptr<KvStore> make_cpu_store(const StoreOptions& options, const Store
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
     case StoreKind::shadow_kv: return std::make_unique<ShadowKvStore>(options, resources);
     case StoreKind::specache: return std::make_unique<SpeCacheStore>(options, resources);
+    case StoreKind::automatic: break;  // refused above
   }
   throw InvalidArgument("store kind: unknown");
 }

@@ -53,7 +53,7 @@ usage_tests() {
   expect 0 '' --version
   expect 2 'model' --prompt hi
   expect 2 'unheard-of' --model x --unheard-of
-  expect 2 'store=full\|ping-pong\|resident' --model x --policy store=elsewhere
+  expect 2 'store=automatic\|full\|ping-pong\|resident' --model x --policy store=elsewhere
   expect 2 'predictor=' --model x --policy predictor=crystal-ball
   expect 2 'replay-selection' --model x --policy predictor=oracle
   expect 2 'estimate\|wait' --model x --miss-policy hope
@@ -83,6 +83,11 @@ model_tests() {
   grep -Eq '^total +all' "$work/out" || { echo 'FAILED: --memory-plan prints no total'; failures=$((failures + 1)); }
   expect 0 '' --model "$model" --memory-plan --json --max-context 4096
   check 'memory plan' 'len(lines) == 1 and report["event"] == "memory_plan" and report["total_bytes"] == sum(i["bytes"] for i in report["items"]) > 0'
+
+  expect 0 '' "${quick[@]}" --prompt 'A short context:' --json
+  check 'nothing is selected in a short context' 'report["store"] == "full" and report["predictor"] == "none" and report["guesses"] == 0'
+  expect 0 '' "${quick[@]}" --prompt 'A long context:' --json --max-context 8192
+  check 'a long context is' 'report["store"] == "resident" and report["predictor"] == "front-runner"'
 
   expect 0 'generated' "${quick[@]}" --chat --prompt 'What is the capital of France?'
   grep -q 'Paris' "$work/out" || { echo "FAILED: the capital of France is '$(cat "$work/out")'"; failures=$((failures + 1)); }

@@ -150,6 +150,7 @@ class Generation {
     const ModelConfig config = read_model_config(options_.model, options_.yarn);
     report_.options = options_.session;
     report_.options.max_context = choose_context(options_, config, prompt_.size());
+    report_.options = choose_store(*backend_, config, report_.options);
     std::unique_ptr<RetrievalPredictor> predictor = make_predictor_for_run();
     report_.predictor = predictor->traits().name;
     report_.plan = DecodeSession::memory_plan(*backend_, config, report_.options, predictor->traits());  // refuses options before the load

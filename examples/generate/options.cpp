@@ -10,11 +10,9 @@
 namespace dualdecoder::examples {
 namespace {
 
-const std::map<std::string, StoreKind> kStores = {{"resident", StoreKind::resident},
-                                                  {"ping-pong", StoreKind::ping_pong},
-                                                  {"full", StoreKind::full},
-                                                  {"shadow-kv", StoreKind::shadow_kv},
-                                                  {"specache", StoreKind::specache}};
+const std::map<std::string, StoreKind> kStores = {{"automatic", StoreKind::automatic}, {"resident", StoreKind::resident},
+                                                  {"ping-pong", StoreKind::ping_pong}, {"full", StoreKind::full},
+                                                  {"shadow-kv", StoreKind::shadow_kv}, {"specache", StoreKind::specache}};
 const std::map<std::string, PredictorKind> kPredictors = {{"none", PredictorKind::none},
                                                           {"previous-step", PredictorKind::previous_step},
                                                           {"layer-ahead", PredictorKind::layer_ahead},
@@ -55,6 +53,7 @@ void apply_policy(const std::string& text, GenerateOptions& options) {
   } else if (key == "predictor" && (kPredictors.contains(value) || value == "oracle")) {
     options.oracle = value == "oracle";
     if (!options.oracle) options.session.predictor = kPredictors.at(value);
+    if (options.session.store == StoreKind::automatic) options.session.store = StoreKind::resident;  // there is something to predict
   } else {
     throw CLI::ValidationError(
         "--policy", "'" + text + "' is not one of store=" + names_of(kStores) + ", predictor=" + names_of(kPredictors) + "|oracle");
@@ -101,7 +100,8 @@ void add_memory_options(CLI::App& app, GenerateOptions& options) {
          [&options](const std::vector<std::string>& all) {
            for (const std::string& text : all) apply_policy(text, options);
          },
-         "store=" + names_of(kStores) + " and predictor=" + names_of(kPredictors) + "|oracle; default resident, front-runner")
+         "store=" + names_of(kStores) + " and predictor=" + names_of(kPredictors) +
+             "|oracle; default automatic; a predictor that is named goes with resident")
       ->delimiter(',')
       ->type_name("KEY=NAME,...");
   add_choice(app, "--miss-policy", session.miss_policy, kMissPolicies, "what happens to a needed chunk that is not there");
@@ -167,6 +167,8 @@ std::optional<int> parse_options(int argc, char** argv, GenerateOptions& options
   try {
     app.parse(argc, argv);
     check(options);
+    const bool selects = !options.record_selection.empty();
+    if (selects && options.session.store == StoreKind::automatic) options.session.store = StoreKind::resident;
   } catch (const CLI::Error& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }

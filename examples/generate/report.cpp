@@ -35,6 +35,7 @@ const char* name_of(StoreKind kind) {
     case StoreKind::full: return "full";
     case StoreKind::shadow_kv: return "shadow-kv";
     case StoreKind::specache: return "specache";
+    case StoreKind::automatic: return "automatic";
   }
   return "";
 }

@@ -115,6 +115,13 @@ class Backend {
   virtual MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const = 0;
   virtual MemoryPlan store_plan(const StoreOptions& options) const = 0;
 
+  /// Whether no store is faster than full attention for sequences as long as `options` allow; what StoreKind::automatic goes by. Its kind
+  /// is not looked at.
+  virtual bool prefers_full(const StoreOptions& options) const noexcept {
+    static_cast<void>(options);
+    return false;
+  }
+
   /// DenseModel::activation_type() of the models that make_dense makes.
   virtual DataType activation_type() const noexcept { return DataType::f32; }
   /// Prompt tokens of one dense call that suit the backend.

@@ -28,7 +28,8 @@ namespace dualdecoder {
 /// Threading: one thread at a time; sessions know nothing of each other.
 class DecodeSession {
  public:
-  /// Throws InvalidArgument naming the option, OutOfMemory. Nothing is allocated later but by prefills and the first step().
+  /// Throws InvalidArgument naming the option, OutOfMemory. Nothing is allocated later but by prefills and the first step(). `options` does
+  /// not choose the predictor here; StoreKind::automatic is resident.
   DecodeSession(std::shared_ptr<Backend> backend, std::shared_ptr<const ModelWeights> weights, const SessionOptions& options,
                 std::unique_ptr<RetrievalPredictor> predictor);
   DecodeSession(DecodeSession&&) = default;
@@ -213,15 +214,31 @@ class DecodeSession {
   std::array<Pass, 2> passes_;  // last, so that they are waited for before anything goes
 };
 
-/// A session with a predictor of SessionOptions::predictor. Throws as the constructor.
+/// `options` with StoreKind::automatic made definite: full without prediction where the backend says that nothing is faster for contexts of
+/// max_context, else resident with the predictor that they name. Other kinds stay. Throws InvalidArgument naming the option.
+inline SessionOptions choose_store(const Backend& backend, const ModelConfig& config, SessionOptions options) {
+  if (options.store != StoreKind::automatic) return options;
+  if (backend.prefers_full(make_store_options(config, options, make_predictor(options)->traits()))) {
+    options.store = StoreKind::full;
+    options.predictor = PredictorKind::none;
+  } else {
+    options.store = StoreKind::resident;
+  }
+  return options;
+}
+
+/// A session with a predictor of SessionOptions::predictor, and the store of choose_store. Throws as the constructor.
 inline DecodeSession make_session(std::shared_ptr<Backend> backend, std::shared_ptr<const ModelWeights> weights,
                                   const SessionOptions& options) {
-  return DecodeSession(std::move(backend), std::move(weights), options, make_predictor(options));
+  if (!backend || !weights) throw InvalidArgument("make_session: backend and weights must both be given");
+  const SessionOptions chosen = choose_store(*backend, weights->config(), options);
+  return DecodeSession(std::move(backend), std::move(weights), chosen, make_predictor(chosen));
 }
 
 /// What make_session would take at most, weights left out. Throws InvalidArgument naming the option.
 inline MemoryPlan memory_plan(const Backend& backend, const ModelConfig& config, const SessionOptions& options) {
-  return DecodeSession::memory_plan(backend, config, options, make_predictor(options)->traits());
+  const SessionOptions chosen = choose_store(backend, config, options);
+  return DecodeSession::memory_plan(backend, config, chosen, make_predictor(chosen)->traits());
 }
 
 }  // namespace dualdecoder

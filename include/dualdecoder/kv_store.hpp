@@ -78,7 +78,8 @@ class KvStore {
   virtual Layer resolve_predicted(Layer layer, const StepView& view, const Prediction& prediction, const TransferList& prefetch,
                                   StreamRef stream) = 0;
   /// Row 0 of single and dual places becomes part of the context, other rows vanish; `write_back` receives completed chunks, for all
-  /// layers.
+  /// layers. The caller sees to it that such a place's position is below the capacity that its slot was opened with: a store whose lengths
+  /// live on a device cannot check.
   virtual void commit(const StepView& view, const TransferList& write_back, StreamRef stream) = 0;
   /// Forgets everything behind the first `tokens` tokens. Throws InvalidArgument if fewer are kept than asked for.
   virtual void truncate(int slot, int tokens, StreamRef stream) = 0;

@@ -38,7 +38,7 @@ struct SessionOptions {
   bool tail_estimate = true;
   bool calibrate_tail = true;
   float bias_scale = 1.0F;
-  StoreKind store = StoreKind::resident;
+  StoreKind store = StoreKind::resident;  ///< automatic: see choose_store
   ShadowKvOptions shadow_kv{};
   SpeCacheOptions specache{};
   float slots_per_budget = 4.0F;
@@ -109,7 +109,7 @@ struct StepResult {
 
 /// The store's options for a model, once all of the session's are checked. Throws InvalidArgument naming the field.
 inline StoreOptions make_store_options(const ModelConfig& config, const SessionOptions& options, const PredictorTraits& traits) {
-  StoreOptions store{.kind = options.store,
+  StoreOptions store{.kind = options.store == StoreKind::automatic ? StoreKind::resident : options.store,
                      .layers = config.layers,
                      .heads = config.heads,
                      .kv_heads = config.kv_heads,

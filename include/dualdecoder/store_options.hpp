@@ -21,6 +21,7 @@ enum class StoreKind : std::uint8_t {
   full,       ///< the whole context on the device, dense attention
   shadow_kv,  ///< keys as low-rank factors on the device, values of chosen chunks fetched (docs/concepts.md)
   specache,   ///< a low-bit copy of every token on the device, the tokens that a guess looks at laid over it (docs/concepts.md)
+  automatic,  ///< full where the context is too short to gain by selecting, else resident; for SessionOptions, no store is of this kind
 };
 
 /// The parameters of StoreKind::shadow_kv as ShadowKV publishes them (arXiv 2410.21465), besides a budget of 1/64 of the context in chunks
@@ -120,6 +121,7 @@ inline void validate(const SpeCacheOptions& options) {
 }
 
 inline void validate(const StoreOptions& options) {
+  if (options.kind == StoreKind::automatic) throw InvalidArgument("kind = automatic: must be a definite kind, see choose_store");
   detail::require(options.layers >= 1, "layers", options.layers, "at least 1");
   detail::require(options.kv_heads >= 1, "kv_heads", options.kv_heads, "at least 1");
   detail::require(options.heads >= options.kv_heads && options.heads % options.kv_heads == 0, "heads", options.heads,

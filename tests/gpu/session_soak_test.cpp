@@ -48,6 +48,7 @@ SessionOptions small_options(MissPolicy policy) {
   options.slots_per_budget = 2.0F;
   options.miss_policy = policy;
   options.resync = Resync::always;
+  options.prefill_tokens_per_step = 1000;  // one to three steps for a prompt in three layers
   return options;
 }
 
@@ -89,7 +90,8 @@ void soak(const std::shared_ptr<Backend>& backend, testing::CountingResource& de
       const bool filling = step % kWave < kWave / 2;  // in the other half sequences only end
       if (filling && (session.active() == 0 || (room && random() % 16 == 0))) {
         Life life = random_life(random);
-        const SequenceId id = session.add(life.prompt, {.max_new_tokens = life.count});
+        const AddOptions add{.max_new_tokens = life.count};
+        const SequenceId id = random() % 2 == 0 ? session.add(life.prompt, add) : session.enqueue(life.prompt, add);
         lives.emplace(id.value, std::move(life));
       }
       if (random() % 256 == 0 && session.active() > 1) {
@@ -144,6 +146,62 @@ void soak(const std::shared_ptr<Backend>& backend, testing::CountingResource& de
               policy == MissPolicy::wait ? "wait" : "estimate", finished.size(), steps, same, compared, largest_gap);
 }
 
+/// The tokens of every step of three sequences of known lengths, one with forced tokens.
+std::vector<std::vector<Token>> steps_of(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                                         SessionOptions options, bool look_ahead) {
+  options.max_sequences = 3;
+  options.look_ahead = look_ahead;
+  std::mt19937_64 random(3);
+  auto session = make_session(backend, weights, options);
+  for (const int count : {20, 60}) session.add(random_life(random).prompt, {.max_new_tokens = count});
+  AddOptions forced;
+  forced.forced = random_life(random).prompt;
+  forced.forced.resize(40, 1);
+  session.add(random_life(random).prompt, forced);
+  std::vector<std::vector<Token>> steps;
+  while (session.active() > 0) {
+    std::vector<Token>& tokens = steps.emplace_back();
+    for (const TokenEvent& event : session.step().tokens) {
+      tokens.push_back(static_cast<Token>(event.sequence.value));
+      tokens.push_back(event.token);
+    }
+  }
+  return steps;
+}
+
+void looking_ahead_changes_nothing(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights) {
+  for (const MissPolicy policy : {MissPolicy::wait, MissPolicy::estimate}) {
+    for (const Resync resync : {Resync::always, Resync::automatic}) {
+      SessionOptions options = small_options(policy);
+      options.resync = resync;
+      const auto ahead = steps_of(backend, weights, options, true);
+      const auto waiting = steps_of(backend, weights, options, false);
+      DUALDECODER_EXPECT(ahead == waiting, "policy %d, resync %d: %zu steps with look-ahead differ from %zu without", int(policy),
+                         int(resync), ahead.size(), waiting.size());
+    }
+  }
+}
+
+/// The bound of CudaBackend::prefers_full: 64 MiB of one layer, 4 KiB a token in the 8B shape.
+void short_contexts_are_full(const Backend& backend) {
+  ModelConfig config = small_model();
+  config.heads = 32;
+  config.kv_heads = 8;
+  config.head_dim = 128;
+  config.context = 1 << 20;
+  SessionOptions options;
+  options.store = StoreKind::automatic;
+  for (const int sequences : {1, 4}) {
+    options.max_sequences = sequences;
+    options.max_context = 16384 / sequences;
+    DUALDECODER_EXPECT(choose_store(backend, config, options).store == StoreKind::full, "%d x %d tokens are not full", sequences,
+                       options.max_context);
+    ++options.max_context;
+    DUALDECODER_EXPECT(choose_store(backend, config, options).store == StoreKind::resident, "%d x %d tokens are full", sequences,
+                       options.max_context);
+  }
+}
+
 }  // namespace
 }  // namespace dualdecoder::test
 
@@ -155,6 +213,8 @@ int main() {
     dualdecoder::testing::CountingResource pinned(own->memory(dualdecoder::MemoryKind::pinned));
     auto backend = dualdecoder::cuda::make_cuda_backend({.device_memory = &device, .pinned = &pinned});
     const auto weights = dualdecoder::make_synthetic_weights(test::small_model(), 5, *backend);
+    test::short_contexts_are_full(*backend);
+    test::looking_ahead_changes_nothing(backend, weights);
     const int steps = test::small_run() ? 40 : 10000;
     for (const auto policy : {dualdecoder::MissPolicy::estimate, dualdecoder::MissPolicy::wait}) {
       test::soak(backend, device, pinned, weights, policy, steps);

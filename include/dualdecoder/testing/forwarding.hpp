@@ -82,6 +82,7 @@ class ForwardingBackend : public Backend {
   std::unique_ptr<TransferScheduler> make_scheduler(const SchedulerOptions& options) override { return inner_->make_scheduler(options); }
   MemoryPlan dense_plan(const ModelConfig& config, const DenseLimits& limits) const override { return inner_->dense_plan(config, limits); }
   MemoryPlan store_plan(const StoreOptions& options) const override { return inner_->store_plan(options); }
+  bool prefers_full(const StoreOptions& options) const noexcept override { return inner_->prefers_full(options); }
   DataType activation_type() const noexcept override { return inner_->activation_type(); }
   int prefill_block() const noexcept override { return inner_->prefill_block(); }
   LogSink* log() const noexcept override { return inner_->log(); }

@@ -7,8 +7,25 @@
 #include <dualdecoder/load_weights.hpp>
 #include <dualdecoder/log.hpp>
 #include <memory>
+#include <vector>
 
 namespace listings {
+
+struct Requests {
+  bool empty() const;
+  std::vector<dualdecoder::Token> take();
+};
+void deliver(const dualdecoder::TokenEvent& event);
+
+void serve(dualdecoder::DecodeSession& session, const dualdecoder::SessionOptions& options, Requests& requests,
+           const dualdecoder::AddOptions& add, const bool& serving) {
+  //! [serving]
+  while (serving) {
+    while (session.active() < options.max_sequences && !requests.empty()) session.enqueue(requests.take(), add);
+    for (const auto& event : session.step().tokens) deliver(event);
+  }
+  //! [serving]
+}
 
 std::size_t planned(const std::shared_ptr<dualdecoder::Backend>& backend, const dualdecoder::SessionOptions& options) {
   //! [plan]
