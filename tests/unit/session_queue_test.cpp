@@ -90,6 +90,32 @@ TEST_CASE("A batch goes on between the parts of a prefill, and everybody has the
   }
 }
 
+TEST_CASE("Every store takes a prompt between the steps of others", "[session]") {
+  const std::vector<Token> running = random_tokens(120, 1);
+  const std::vector<Token> late = random_tokens(200, 2);
+  for (const StoreKind store : {StoreKind::ping_pong, StoreKind::full, StoreKind::shadow_kv, StoreKind::specache}) {
+    INFO("store " << static_cast<int>(store));
+    SessionOptions options = queue_options(2, 150);
+    options.store = store;
+    options.predictor = PredictorKind::none;
+    options.shadow_kv = {.rank = 16, .outlier_chunks = 3, .local_chunks = 2};
+    try {
+      memory_plan(*tiny().backend, tiny().weights->config(), options);
+    } catch (const InvalidArgument&) {
+      CHECK(store == StoreKind::shadow_kv);  // a build without LAPACK
+      continue;
+    }
+    auto session = make_session(tiny().backend, tiny().weights, options);
+    const SequenceId first = session.add(running, tokens_wanted(40));
+    Gathered got;
+    got.take(session.step());
+    const SequenceId second = session.enqueue(late, tokens_wanted(20));
+    while (session.active() > 0) got.take(session.step());
+    CHECK(got.tokens.at(first) == alone(running, 40, options));
+    CHECK(got.tokens.at(second) == alone(late, 20, options));
+  }
+}
+
 TEST_CASE("Logits are those of a session that adds the prompt where its prefill ended", "[session]") {
   const std::vector<Token> running = random_tokens(120, 1);
   const std::vector<Token> late = random_tokens(200, 2);
