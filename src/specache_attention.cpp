@@ -72,7 +72,7 @@ void SpeCacheStore::lay_over(int slot, std::size_t list, int position, std::size
   }
 }
 
-void SpeCacheStore::score_tile(Layer layer, const StepView& view, int place, int kv_head, const Tile& tile, int worker) const {
+void SpeCacheStore::score_tile(Layer layer, const StepView& view, int place, int kv_head, const Tile& tile, bool laid, int worker) const {
   const int slot = view.slot_of[place];
   const std::size_t list = list_of(layer, kv_head);
   const auto for_rows = [&](const Segment* segments, int count, const SegmentLayout& layout, int position) {
@@ -92,7 +92,7 @@ void SpeCacheStore::score_tile(Layer layer, const StepView& view, int place, int
   const Segment segment{keys, shape_.tokens};
   for (int position = tile.first; position < tile.end; position += shape_.tokens) {
     low_bit_.keys(copied_group(slot, list, position), shape_.layout, keys);
-    if (!waits(view, place)) lay_over(slot, list, position, 0, keys);
+    if (laid) lay_over(slot, list, position, 0, keys);
     for_rows(&segment, 1, shape_.group_layout(), position);
   }
 }
@@ -124,6 +124,9 @@ void SpeCacheStore::choose(Layer layer, const StepView& view, int place, int kv_
 }
 
 void SpeCacheStore::select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef) {
+  // when the layer before rehearses this one, what was fetched for it may still be under way
+  const bool rehearsed = selecting_ >= 0 && layer == selecting_ + 1;
+  if (!rehearsed) selecting_ = layer;
   int tiles = 0;  // of the longest sequence
   for (int place = 0; place < view.sequences; ++place) {
     for (int row = place * view.rows_per_sequence; row < (place + 1) * view.rows_per_sequence; ++row) {
@@ -144,7 +147,7 @@ void SpeCacheStore::select(Layer layer, const StepView& view, ConstTensor querie
     const int length = view.position[place];
     const int copied = shape_.copied(length);
     if (job / lists >= tile_count(copied, length)) return;
-    score_tile(layer, view, place, kv_head, tile_of(copied, length, job / lists), worker);
+    score_tile(layer, view, place, kv_head, tile_of(copied, length, job / lists), !rehearsed && !waits(view, place), worker);
     if (unfinished_[index(job % lists)].fetch_sub(1, std::memory_order_acq_rel) == 1) choose(layer, view, place, kv_head, by_row, worker);
   });
 }
@@ -236,6 +239,7 @@ void SpeCacheStore::attend_tile(Layer layer, const StepView& view, int place, in
 }
 
 void SpeCacheStore::attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection&, Tensor out, StreamRef) {
+  selecting_ = -1;
   const std::size_t width = index(shape_.heads) * shape_.dim;
   auto* result = out.as<float>();
   int tiles = 0;

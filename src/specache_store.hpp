@@ -28,6 +28,7 @@ namespace dualdecoder::cpu {
 /// for.
 /// Otherwise: a row's shares are those of the context alone, since the keys of the pass are not known when a store selects; a value enters
 /// the copy with its group's keys instead of token by token, and the host tier likewise; row 0 selects too, for the statistics alone.
+/// A layer that is rehearsed selects by the bare copy.
 /// MissPolicy::estimate is the published form; it gives the same bits whatever the speed of the link, as a layer waits for the last step's
 /// prefetch. Under `wait` row 0's own tokens are fetched and waited for, chosen by the copy alone: what perfect prediction would give.
 class SpeCacheStore final : public KvStore {
@@ -123,7 +124,7 @@ class SpeCacheStore final : public KvStore {
   int window_segments(int slot, std::size_t list, int first, int end, Segment* segments) const noexcept;
   /// Replaces rows of a group's keys or values in full by those of the tokens that were fetched.
   void lay_over(int slot, std::size_t list, int position, std::size_t part, float* rows) const;
-  void score_tile(Layer layer, const StepView& view, int place, int kv_head, const Tile& tile, int worker) const;
+  void score_tile(Layer layer, const StepView& view, int place, int kv_head, const Tile& tile, bool laid, int worker) const;
   void choose(Layer layer, const StepView& view, int place, int kv_head, const Selection& by_row, int worker) const;
   void begin_rows(Layer layer, const StepView& view, const RowBlock& rows, int place, int kv_head, int worker) const;
   void attend_tile(Layer layer, const StepView& view, int place, int kv_head, int number, int worker) const;
@@ -141,6 +142,7 @@ class SpeCacheStore final : public KvStore {
   StoreStatistics statistics_;
   std::vector<Sequence> sequences_;
   std::vector<Candidate> candidates_;
+  Layer selecting_ = -1;                            // selected and not yet attended to
   std::unique_ptr<std::atomic<int>[]> unfinished_;  // [sequences, kv_heads] tiles
   Buffer work_;
   std::size_t work_bytes_ = 0;

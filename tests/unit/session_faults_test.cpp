@@ -55,7 +55,7 @@ std::vector<Token> expected(const std::vector<Token>& prompt, int count, Session
 
 std::vector<SessionOptions> configurations() {
   std::vector<SessionOptions> list;
-  for (const StoreKind store : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full, StoreKind::shadow_kv}) {
+  for (const StoreKind store : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full, StoreKind::shadow_kv, StoreKind::specache}) {
     for (const PredictorKind predictor : {PredictorKind::none, PredictorKind::layer_ahead, PredictorKind::front_runner}) {
       SessionOptions options = tiny_options();
       options.store = store;

@@ -68,7 +68,7 @@ TEST_CASE("a step allocates nothing after the first", "[session]") {
   drawn.sampling.top_p = 0.9F;
   drawn.sampling.min_p = 0.05F;
   drawn.sampling.repetition_penalty = 1.1F;
-  for (const StoreKind store : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full, StoreKind::shadow_kv}) {
+  for (const StoreKind store : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full, StoreKind::shadow_kv, StoreKind::specache}) {
     for (const PredictorKind predictor : {PredictorKind::none, PredictorKind::previous_step, PredictorKind::layer_ahead,
                                           PredictorKind::published_dual_row, PredictorKind::front_runner}) {
       for (const MissPolicy policy : {MissPolicy::wait, MissPolicy::estimate}) {

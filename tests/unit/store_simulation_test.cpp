@@ -176,6 +176,13 @@ Plan plan_of(std::uint64_t seed) {
   options.slots_per_budget = 1.0F + static_cast<float>(random.below(5)) * 0.5F;
   options.miss_policy = plan.covers_context || random.chance(0.7) ? MissPolicy::wait : MissPolicy::estimate;
   options.prefetch_bytes_per_step = random.chance(0.2) ? static_cast<std::size_t>(1 + random.below(2000)) : 0;
+  if (testing::Random low_bit(seed ^ 0x10b17U); options.kind != StoreKind::full && low_bit.chance(0.25)) {
+    options.kind = StoreKind::specache;
+    options.specache = {.bits = 1 + low_bit.below(2),
+                        .group = 32,
+                        .exact_tokens = plan.covers_context ? options.max_context : 1 + low_bit.below(20),
+                        .fetched_tokens = low_bit.below(12)};
+  }
   plan.lanes.layers = options.layers;
   plan.lanes.bytes_per_second = random.chance(0.3) ? 0.0 : 1e6 * static_cast<double>(1 + random.below(200));
   plan.lanes.latency = std::chrono::microseconds(random.below(20));
@@ -351,7 +358,8 @@ class Simulation {
       const std::pair<Story, int> now{row.story, row.position};
       if (differs(testing::dense_attention(plan_.options, row.story, layer, row.position, {now}, now), 0))
         trouble_ = "row 0 differs from dense attention: " + where;
-    } else if (!plan_.options.selection.tail_estimate || !plan_.options.selection.calibrate_tail) {
+    } else if (plan_.options.kind != StoreKind::specache &&
+               (!plan_.options.selection.tail_estimate || !plan_.options.selection.calibrate_tail)) {
       const SparseTwin definition(plan_.options, row.story, layer, row.position);
       for (int head = 0; head < plan_.options.heads; ++head) {
         const int kv = head / (plan_.options.heads / plan_.options.kv_heads);
