@@ -146,9 +146,7 @@ class Evaluation {
       progress_.begin(label, group.context);
       try {
         run_cell(question, *method, group.context, line);
-        progress_.end(fmt::format("{}: score {:.3f} of full attention's {:.3f}, agreement {:.4f}, KL {:.5f}, hit {:.3f}", label,
-                                  line["score"].get<double>(), line["full_score"].get<double>(), line["agreement"].get<double>(),
-                                  line["kl"].get<double>(), line["hit"].get<double>()));
+        progress_.end(label + ": " + in_short(line));
       } catch (const Error& error) {
         ++failed_;
         progress_.end(fmt::format("{}: failed: {}", label, error.what()));

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -14,6 +15,12 @@ using Json = nlohmann::ordered_json;
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0.0; }
 double ratio(std::uint64_t part, std::uint64_t whole) { return ratio(static_cast<double>(part), static_cast<double>(whole)); }
+
+/// null where there was nothing to count.
+Json share(std::uint64_t part, std::uint64_t whole) { return whole > 0 ? Json(ratio(part, whole)) : Json(nullptr); }
+
+/// "-" for NaN.
+std::string text_of(double value) { return std::isnan(value) ? "-" : fmt::format("{:.3f}", value); }
 
 /// Bytes of 16-bit (or kv_type) keys and values of one needed chunk.
 double chunk_bytes(const SessionOptions& options, const ModelConfig& config) {
@@ -72,6 +79,11 @@ Json line_head(const LineHead& head) {
           {"policy", head.policy}, {"setting", head.setting}, {"text", head.text}};
 }
 
+std::string in_short(const Json& line) {
+  return fmt::format("score {:.3f} of full attention's {:.3f}, agreement {:.4f}, KL {:.5f}, hit {}", number(line, "score"),
+                     number(line, "full_score"), number(line, "agreement"), number(line, "kl"), text_of(number(line, "hit")));
+}
+
 void add_result(Json& line, const CellResult& result, const SessionOptions& options, const ModelConfig& config) {
   const double selected_bytes = static_cast<double>(result.store.needed) * chunk_bytes(options, config);
   const auto urgent = static_cast<double>(result.store.urgent_bytes);
@@ -88,11 +100,11 @@ void add_result(Json& line, const CellResult& result, const SessionOptions& opti
   line["first_divergence"] = result.first_divergence;
   line["agreement_thirds"] = of_thirds(&Fidelity::agreement);
   line["kl_thirds"] = of_thirds(&Fidelity::mean_kl);
-  line["hit"] = ratio(result.store.predicted_hit, result.store.predictable);
+  line["hit"] = share(result.store.predicted_hit, result.store.predictable);
   line["hit_thirds"] = result.hits;
   line["resident"] = ratio(result.store.resident_hit, result.store.needed);
   line["estimated"] = ratio(result.store.estimated, result.store.needed);
-  line["guesses_right"] = ratio(result.session.right_guesses, result.session.guesses);
+  line["guesses_right"] = share(result.session.right_guesses, result.session.guesses);
   line["resyncs"] = ratio(result.session.resyncs, result.session.passes);
   line["urgent"] = ratio(urgent, selected_bytes);
   line["traffic"] = ratio(urgent + prefetch, selected_bytes);
@@ -127,8 +139,8 @@ std::string to_table(const std::vector<Summary>& summaries) {
   std::string out = fmt::format("{:<36} {:>7} {:<40} {:>5} {:>6} {:>6} {:>9} {:>8} {:>6} {:>8}\n", "model", "context", "method", "cells",
                                 "score", "full", "agreement", "KL", "hit", "traffic");
   for (const Summary& s : summaries) {
-    out += fmt::format("{:<36} {:>7} {:<40} {:>5} {:>6.3f} {:>6.3f} {:>9.4f} {:>8.5f} {:>6.3f} {:>8.4f}\n", s.model, s.context, s.method,
-                       s.cells, s.score, s.full_score, s.agreement, s.kl, s.hit, s.traffic);
+    out += fmt::format("{:<36} {:>7} {:<40} {:>5} {:>6.3f} {:>6.3f} {:>9.4f} {:>8.5f} {:>6} {:>8.4f}\n", s.model, s.context, s.method,
+                       s.cells, s.score, s.full_score, s.agreement, s.kl, text_of(s.hit), s.traffic);
   }
   return out;
 }

@@ -21,6 +21,8 @@ struct LineHead {
   std::string text;
 };
 nlohmann::ordered_json line_head(const LineHead& head);
+/// "score 0.750 of full attention's 1.000, agreement 0.9912, KL 0.00210, hit 0.985"
+std::string in_short(const nlohmann::ordered_json& line);
 void add_result(nlohmann::ordered_json& line, const CellResult& result, const SessionOptions& options, const ModelConfig& config);
 
 /// Averages of one method over the cells of one model and context: scores by cell, fidelity by token.
