@@ -109,6 +109,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int) { return 1792; },
        .apply =
            [](SessionOptions& o) {
+             o.store = StoreKind::resident;
              o.predictor = PredictorKind::previous_step;
              o.miss_policy = MissPolicy::wait;
              o.chunk_tokens = 32;
@@ -127,6 +128,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int) { return 2048; },
        .apply =
            [](SessionOptions& o) {
+             o.store = StoreKind::resident;
              o.predictor = PredictorKind::none;
              o.miss_policy = MissPolicy::wait;
              o.chunk_tokens = 16;
@@ -142,6 +144,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int) { return 2048; },
        .apply =
            [](SessionOptions& o) {
+             o.store = StoreKind::resident;
              o.predictor = PredictorKind::none;
              o.miss_policy = MissPolicy::wait;
              o.chunk_tokens = 16;
@@ -158,6 +161,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int context) { return std::max(64, context / 5); },
        .apply =
            [](SessionOptions& o) {
+             o.store = StoreKind::resident;
              o.predictor = PredictorKind::layer_ahead;
              o.miss_policy = MissPolicy::wait;
              o.chunk_tokens = 4;
