@@ -10,6 +10,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/dense_model.hpp"
+#include "cuda/device_support.hpp"
 #include "cuda/gather.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/pinned_pool.hpp"
@@ -24,50 +25,33 @@
 namespace dualdecoder::cuda {
 namespace {
 
-constexpr int kOldestMajor = 8;  // mma.sync on bf16 and cp.async
-
-std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
-
-// "CUDA runtime 13.0, driver for CUDA 12.4"
-std::string versions() {
-  int runtime = 0;
-  int driver = 0;
-  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess || cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
-  return "CUDA runtime " + version_text(runtime) + ", " + (driver == 0 ? "no driver" : "driver for CUDA " + version_text(driver));
+CudaVersions versions() {
+  CudaVersions found;
+  if (cudaRuntimeGetVersion(&found.runtime) != cudaSuccess || cudaDriverGetVersion(&found.driver) != cudaSuccess) cudaGetLastError();
+  return found;
 }
 
 int visible_devices() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess) {
-    cudaGetLastError();
-    throw CudaError("no CUDA device can be used (" + versions() + "): " + cudaGetErrorString(status));
-  }
-  if (count == 0) throw CudaError("no CUDA device can be used (" + versions() + "): there is none");
+  if (status != cudaSuccess) cudaGetLastError();
+  require_some_device(status, count, versions());
   return count;
 }
 
-cudaDeviceProp properties_of(int device) {
+DeviceFacts facts_of(int device) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  return properties;
-}
-
-std::string capability_text(const cudaDeviceProp& properties) {
-  return std::string(properties.name) + ", compute capability " + std::to_string(properties.major) + "." + std::to_string(properties.minor);
+  return {device, properties.name, properties.major, properties.minor};
 }
 
 void check_device(const BackendOptions& options) {
-  const cudaDeviceProp properties = properties_of(options.device);
-  const std::string name = "device " + std::to_string(options.device) + " (" + capability_text(properties) + ")";
-  if (properties.major < kOldestMajor) throw CudaError(name + " is too old: this library needs compute capability 8.0");
+  const DeviceFacts facts = facts_of(options.device);
+  require_capability(facts);
   const DeviceGuard guard(options.device);
   const cudaError_t status = find_gather();
-  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
-    cudaGetLastError();
-    throw CudaError(name + " is none that this build holds code for; build with its CMAKE_CUDA_ARCHITECTURES");
-  }
-  check(status, "the first use of the device");
+  if (status != cudaSuccess) cudaGetLastError();
+  require_code(status, facts);
 }
 
 void check_stream(const BackendOptions& options) {
@@ -127,8 +111,8 @@ class CudaBackend final : public Backend {
         pinned_(pinned_options(options)),
         kernels_(options.device) {
     if (options_.log != nullptr) {
-      options_.log->log(LogLevel::info, "device " + std::to_string(options_.device) + ": " +
-                                            capability_text(properties_of(options_.device)) + "; " + versions());
+      options_.log->log(LogLevel::info, "device " + std::to_string(options_.device) + ": " + to_string(facts_of(options_.device)) + "; " +
+                                            to_string(versions()));
     }
   }
 

@@ -77,6 +77,11 @@ DevicePool::~DevicePool() { cudaMemPoolDestroy(pool_); }
 
 void* DevicePool::allocate(std::size_t bytes, std::size_t alignment, StreamRef stream) {
   const DeviceGuard guard(device_);
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream.get(), &capturing), "cudaStreamIsCapturing");
+  if (capturing != cudaStreamCaptureStatusNone) {  // it would become memory of the recording, there when that is replayed
+    throw InvalidArgument("stream: is being recorded; device memory can be allocated outside of a recording only");
+  }
   const std::size_t slack = alignment > kServedAlignment ? alignment : 0;
   void* memory = nullptr;
   const cudaError_t status =

@@ -20,7 +20,7 @@ inline constexpr std::size_t kRegisteredStep = std::size_t{64} << 20U;
 void copy_async(void* target, const void* source, std::size_t bytes, StreamRef stream);
 
 /// Device memory from a pool of its own, served and taken back in the order of streams without waiting. What was freed stays in the pool
-/// until trim(). Threading: any thread.
+/// until trim(). Refuses streams that are being recorded (InvalidArgument). Threading: any thread.
 class DevicePool final : public MemoryResource {
  public:
   explicit DevicePool(int device);

@@ -130,8 +130,9 @@ inline MemoryPlan DecodeSession::memory_plan(const Backend& backend, const Model
   Carver counting;
   carve_work(counting, config, {.places = options.max_sequences, .rows = rows, .ahead = traits.layer_ahead, .activation = activation});
   plan.add("activations", MemoryKind::device, counting.bytes());
-  // lists as long as those of the resident store, which asks for the most
-  const int selected = std::max(1, std::min(options.budget_tokens, options.max_context) / options.chunk_tokens);
+  // lists as long as those of the resident store, which asks for the most of its budget
+  const int budget = options.store == StoreKind::specache ? options.specache.fetched_tokens : options.budget_tokens;
+  const int selected = std::max(1, std::min(budget, options.max_context) / selected_tokens(store_options));
   const int heads = options.max_sequences * config.kv_heads;
   plan.add("chosen chunks and transfer lists", MemoryKind::device,
            SparseAttention::list_bytes(
@@ -196,11 +197,11 @@ inline void DecodeSession::vacate(int place, SequenceId kept) {
   sequence = Place{};
   sequence.id = kept;
   if (slot == kNoSlot) return;
-  put(work_.state.mode, place, RowMode::idle);
   try {
+    put(work_.state.mode, place, RowMode::idle);
     attention_->close(slot, stream());
   } catch (...) {
-    failed_ = true;  // a transfer was lost, and it may have been another sequence's
+    failed_ = true;  // the stream is broken, or a transfer was lost, and it may have been another sequence's
     throw;
   }
 }
