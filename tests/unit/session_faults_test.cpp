@@ -307,7 +307,7 @@ TEST_CASE("A session takes what its plan says", "[session]") {
     INFO("device: peak " << counted.device.peak_bytes() << ", plan " << plan.device_bytes());
     CHECK(counted.device.peak_bytes() <= plan.device_bytes());
     CHECK(double(counted.device.peak_bytes()) >= 0.95 * double(plan.device_bytes()));
-    CHECK(counted.pinned.live_bytes() == plan.pinned_bytes());
+    CHECK(counted.pinned.peak_bytes() == plan.pinned_bytes());
     CHECK(plan.pageable_bytes() == 0);
     while (session.active() > 0) session.step();
     CHECK(counted.device.peak_bytes() <= plan.device_bytes());
