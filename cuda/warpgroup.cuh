@@ -126,7 +126,7 @@ __device__ inline void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-/// Waits until all but the newest kNewest groups are done.
+/// Waits until all but the newest kNewest groups are done; the warps of a warpgroup come here together, as to all of these.
 template <int kNewest>
 __device__ inline void wait_for_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -139,6 +139,18 @@ __device__ inline void pin(float (&sums)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
+/// Whether `mine` holds in any of this warpgroup's threads, at the hardware's barrier `id` (1 to 15; __syncthreads has 0).
+__device__ inline bool any_of_warpgroup(bool mine, int id) {
+  unsigned any = 0;
+  asm volatile(
+      "{\n.reg .pred mine, any;\nsetp.ne.u32 mine, %1, 0;\n"
+      "barrier.cta.red.or.aligned.pred any, %2, 128, mine;\nselp.u32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(static_cast<unsigned>(mine)), "r"(id)
+      : "memory");
+  return any != 0;
+}
+
 /// Copies the tile at (column, head, row) of a tensor that `map` describes (cuda/tensor_map.hpp); its bytes count on `barrier`.
 __device__ inline void copy_tile(std::uint32_t target, const CUtensorMap& map, int column, int head, int row, std::uint64_t* barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

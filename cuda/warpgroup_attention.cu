@@ -139,18 +139,17 @@ __device__ void weigh(Scores<kDim>& scores, Rows<kDim>& rows, float scale, float
 
 /// Ends the product before, shrinks its sums, and rounds the weights for the next one.
 template <int kDim>
-__device__ void take_weights(const Scores<kDim>& scores, Rows<kDim>& rows, const float (&shrink)[2]) {
-  // Mostly no row of the warp has met a larger score, and a factor of one changes nothing. Sums are above zero: asking them here makes the
-  // branch, and with it the wait, come after the softmax, which else would be moved behind both.
+__device__ void take_weights(const Scores<kDim>& scores, Rows<kDim>& rows, const float (&shrink)[2], int group) {
+  // Mostly no row of the group has met a larger score, and a factor of one changes nothing. Sums are above zero: asking them makes the
+  // barrier, and with it the wait, come after the softmax, which else would be moved behind the wait.
   const bool grown = shrink[0] != 1.0F || shrink[1] != 1.0F || !(rows.sum[0] > 0.0F) || !(rows.sum[1] > 0.0F);
-  if (__any_sync(0xFFFFFFFFU, grown)) {
-    wait_for_products<0>();
-    pin(rows.out);
+  const bool shrinks = any_of_warpgroup(grown, 1 + group);
+  wait_for_products<0>();
+  pin(rows.out);
+  if (shrinks) {
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) rows.out[i] *= shrink[i % 4 / 2];
   }
-  wait_for_products<0>();
-  pin(rows.out);
 #pragma unroll
   for (int k = 0; k < Shape<kDim>::kKeys / 16; ++k) {
 #pragma unroll
@@ -273,7 +272,7 @@ __device__ void attend(const PrefillAttention& job, float scale, const Part<kDim
   release(&barriers.keys_read[0]);
   if (whole < 1) mask<kDim>(scores, 0, own_row, job);
   weigh<kDim>(scores, rows, scale, shrink);
-  take_weights<kDim>(scores, rows, shrink);
+  take_weights<kDim>(scores, rows, shrink, group);
 #pragma unroll 1
   for (int block = 1; block < part.blocks; ++block) {
     wait_for_phase(&barriers.keys_here[block % kStages], parity_of(block));
@@ -287,7 +286,7 @@ __device__ void attend(const PrefillAttention& job, float scale, const Part<kDim
     release(&barriers.keys_read[block % kStages]);
     if (block >= whole) mask<kDim>(scores, block * S::kKeys, own_row, job);
     weigh<kDim>(scores, rows, scale, shrink);
-    take_weights<kDim>(scores, rows, shrink);
+    take_weights<kDim>(scores, rows, shrink, group);
     release(&barriers.values_read[(block - 1) % kStages]);
   }
   wait_for_phase(&barriers.values_here[(part.blocks - 1) % kStages], parity_of(part.blocks - 1));
