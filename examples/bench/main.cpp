@@ -232,8 +232,9 @@ int main(int argc, char** argv) {
   app.add_option("-t,--text", options.texts, "text files")->required();
   app.add_option("--contexts", options.contexts, "prompt tokens of the decode table");
   app.add_option("--settings", options.settings, "only settings whose names hold one of these");
-  app.add_option("--setting", options.own,
-                 "instead of the fidelity table, and of batches: full or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
+  app.add_option(
+      "--setting", options.own,
+      "instead of the fidelity table, and of batches: a policy or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
   app.add_option("--tokens", options.tokens, "prompt tokens of the other tables")->capture_default_str();
   app.add_option("-n,--generate", options.generate, "tokens to generate; of batches: for agreement and kl, 0: leave them out")
       ->capture_default_str()

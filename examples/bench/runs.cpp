@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "examples/bench/machine.hpp"
+#include "examples/common/policies.hpp"
 
 namespace dualdecoder::examples {
 namespace {
@@ -33,6 +34,11 @@ double bytes_of_step(const ModelWeights& weights, const SessionOptions& options,
   const double heads = static_cast<double>(config.layers) * config.kv_heads;
   const double token = 2.0 * config.head_dim * static_cast<double>(size_of(options.kv_type));
   if (options.store == StoreKind::full) return bytes + heads * tokens * token;
+  if (options.store == StoreKind::specache) {
+    const SpeCacheOptions& copy = options.specache;
+    const double copied = 2.0 * config.head_dim * (copy.bits / 8.0 + 4.0 / copy.group);  // codes, zero points and scales
+    return bytes + heads * (tokens * copied + (copy.exact_tokens + copy.fetched_tokens) * token) + 2.0 * moved_bytes;
+  }
   const double chunks = tokens / options.chunk_tokens;
   const double summary = 1.5 * config.head_dim + 2 * sizeof(float);  // int8 keys, int4 values, a scale each
   const double exact = std::min(tokens, static_cast<double>(options.sink_tokens + options.budget_tokens + options.local_tokens));
@@ -99,19 +105,18 @@ Measured Run::finish() {
 }
 
 Setting setting_named(const std::string& name) {
-  SessionOptions options;
-  if (name == "full") {
-    options.store = StoreKind::full;
-    options.predictor = PredictorKind::none;
-    return {name, options};
+  for (const Policy& policy : policies()) {
+    if (policy.name == name && runs_anywhere(policy)) return {name, options_of(policy, {})};
   }
+  SessionOptions options;
   std::vector<std::string> fields;
   std::istringstream in(name);
   for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
   const bool tail = fields.size() >= 4 && (fields[2] == "drop" || fields[2] == "plain" || fields[2] == "calibrated");
   const bool policy = fields.size() >= 4 && (fields[3] == "wait" || fields[3] == "estimate");
   if (fields.size() < 4 || fields.size() > 5 || !tail || !policy) {
-    throw InvalidArgument("--setting = " + name + ": must be full or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
+    throw InvalidArgument("--setting = " + name +
+                          ": must be the name of a policy or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
   }
   options.chunk_tokens = std::stoi(fields[0]);
   options.budget_tokens = std::stoi(fields[1]);
