@@ -41,55 +41,28 @@ struct Pass {
   __device__ const int* chosen(std::size_t chooser) const { return by_row.chunks + chooser * static_cast<std::size_t>(by_row.capacity); }
   __device__ std::size_t slot_list(int slot, int kv_head) const { return layout.slot_list(slot, layer, kv_head, *layout.pass); }
   __device__ int part_chunks() const { return kPartTokens / layout.chunk; }
-  __host__ __device__ int part_count() const { return layout.parts + 1 + layout.splits; }
   __device__ float* partial(int row, int kv_head, int part, int head) const {
-    const std::size_t at = (layout.row_list(row, kv_head) * static_cast<std::size_t>(part_count()) + static_cast<std::size_t>(part)) *
-                               static_cast<std::size_t>(layout.group) +
-                           static_cast<std::size_t>(head);
+    const std::size_t at =
+        (layout.row_list(row, kv_head) * static_cast<std::size_t>(layout.partial_count()) + static_cast<std::size_t>(part)) *
+            static_cast<std::size_t>(layout.group) +
+        static_cast<std::size_t>(head);
     return layout.partials + at * static_cast<std::size_t>(layout.dim + 2);
   }
 };
 
-/// Chunks in slots, of which shared memory holds the numbers.
-struct SlotRows {
+/// Chunks of a part, wherever they lie: shared memory holds where their keys begin.
+struct ChunkRows {
   static constexpr bool kTilesAreContiguous = false;
-  const std::byte* data;  ///< of the slot list
-  const std::uint32_t* slots;
+  const std::byte* const* keys;
   int shift;  ///< log2 of the chunk's tokens
   std::uint32_t row_bytes;
-  std::uint32_t chunk_bytes;
   std::uint32_t value_offset;
 
   __device__ const std::byte* key(int i) const {
-    // without a sign, since products of unsigned words take one instruction
-    const std::uint32_t in_chunk = (static_cast<std::uint32_t>(i) & ((1U << shift) - 1U)) * row_bytes;
-    return data + (std::uint64_t{slots[i >> shift]} * chunk_bytes + in_chunk);
+    return keys[i >> shift] + (static_cast<std::uint32_t>(i) & ((1U << shift) - 1U)) * row_bytes;
   }
 };
-
-/// Sinks, then the window from the first chunk behind the choosable ones on, which the ring holds in one turn.
-struct NearRows {
-  static constexpr bool kTilesAreContiguous = false;
-  const std::byte* sinks;
-  const std::byte* window;
-  int sink_tokens;
-  int window_chunks;
-  int first_place;  ///< of that chunk in the ring
-  int shift;
-  std::uint32_t row_bytes;
-  std::uint32_t chunk_bytes;
-  std::uint32_t value_offset;
-
-  __device__ const std::byte* key(int i) const {
-    const bool sink = i < sink_tokens;
-    const int token = sink ? i : i - sink_tokens;
-    int place = token >> shift;
-    if (!sink) place += first_place;
-    if (!sink && place >= window_chunks) place -= window_chunks;
-    const std::uint32_t in_chunk = (static_cast<std::uint32_t>(token) & ((1U << shift) - 1U)) * row_bytes;
-    return (sink ? sinks : window) + (std::uint64_t{static_cast<std::uint32_t>(place)} * chunk_bytes + in_chunk);
-  }
-};
+constexpr int kPartChunks = kPartTokens / 4;  // at most
 
 template <class Shape, int kDim>
 __device__ void stage_row_queries(const Pass& pass, int row, int kv_head) {
@@ -100,25 +73,13 @@ __device__ void stage_row_queries(const Pass& pass, int row, int kv_head) {
   });
 }
 
-/// Attends to tokens that all columns see and stores the block's partial result.
-template <class Shape, int kDim, int kGroups, class Rows>
-__device__ void attend_and_store(const Pass& pass, const Rows& rows, int count, int row, int kv_head, int part) {
-  int seen[kGroups][2];
-#pragma unroll
-  for (int n = 0; n < kGroups; ++n) seen[n][0] = seen[n][1] = count;
-  WarpSums<kDim, kGroups> sums;
-  const float scale = kLog2e * rsqrtf(static_cast<float>(kDim));
-  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, count, seen, scale, sums);
-  store_partial<Shape, kDim, kGroups>(sums, pass.layout.group, [&](int column) { return pass.partial(row, kv_head, part, column); });
-}
-
-/// Part of the chosen chunks, as far as they are resident.
-template <class Shape, int kDim, int kGroups>
-__device__ void attend_to_chosen(const Pass& pass, int row, int kv_head, int part) {
+/// Part of the chosen chunks, as far as they are resident: where their keys begin to `keys`; returns the tokens, the same in all threads,
+/// or -1 where nobody reads the part's result. What does not depend on one another is asked for at once.
+template <class Shape, int kDim>
+__device__ int find_chosen(const Pass& pass, int row, int kv_head, int part, const std::byte** keys, int* present_count) {
   const StoreLayout& layout = pass.layout;
   const int each = pass.part_chunks();
   const int thread = static_cast<int>(threadIdx.x);
-  // what does not depend on one another is asked for at once
   const int place = row / pass.view.rows_per_sequence;
   const int number = row - place * pass.view.rows_per_sequence;
   const bool live = row_is_live(pass.view.mode[place], number);
@@ -133,76 +94,81 @@ __device__ void attend_to_chosen(const Pass& pass, int row, int kv_head, int par
     chunks[i] = thread < 32 && at < pass.by_row.capacity ? chosen[at] : 0;
   }
   const int count = min(total - part * each, each);
-  if (count <= 0 || !live) return;  // nobody reads its partial result
+  if (count <= 0 || !live) return -1;
   const int* const slot_of = layout.slot_of + slot_list * static_cast<std::size_t>(layout.max_chunks);
   int slot[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) slot[i] = thread < 32 && i * 32 + thread < count ? slot_of[chunks[i]] : -1;
   stage_row_queries<Shape, kDim>(pass, row, kv_head);  // while the slots are on their way
-  auto* const slots = reinterpret_cast<std::uint32_t*>(block_memory());
-  auto* const present_count = reinterpret_cast<int*>(slots + kPartTokens / 4);
   if (thread < 32) {
     int before = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const unsigned present = __ballot_sync(kAllLanes, static_cast<int>(slot[i] >= 0));
-      if (slot[i] >= 0) slots[before + __popc(present & ((1U << thread) - 1U))] = static_cast<std::uint32_t>(slot[i]);
+      if (slot[i] >= 0) keys[before + __popc(present & ((1U << thread) - 1U))] = layout.slot_data(slot_list, slot[i]);
       before += __popc(present);
     }
     if (thread == 0) *present_count = before;
   }
   __syncthreads();
-  const int tokens = *present_count * layout.chunk;
-  if (tokens == 0) {
-    store_empty_partial(kDim, layout.group, [&](int column) { return pass.partial(row, kv_head, part, column); });
-    return;
-  }
-  const SlotRows rows{.data = layout.slot_data(slot_list, 0),
-                      .slots = slots,
-                      .shift = __ffs(layout.chunk) - 1,
-                      .row_bytes = kDim * 2,
-                      .chunk_bytes = layout.chunk_bytes,
-                      .value_offset = layout.chunk_bytes / 2};
-  attend_and_store<Shape, kDim, kGroups>(pass, rows, tokens, row, kv_head, part);
+  return *present_count * layout.chunk;
 }
 
-/// Sinks and window, after the row's own token and, for a guess, the true token before it were written to them. Both blocks of a dual
-/// sequence write the true token, the same bytes.
-template <class Shape, int kDim, int kGroups>
-__device__ void attend_to_near(const Pass& pass, int row, int kv_head) {
+/// The same of sinks and window, after the row's own token and, for a guess, the true token before it were written to them. All blocks of a
+/// sequence that do write the same bytes.
+template <class Shape, int kDim>
+__device__ int find_near(const Pass& pass, int row, int kv_head, int part, const std::byte** keys) {
   const StoreLayout& layout = pass.layout;
   const StepView& view = pass.view;
-  if (!pass.is_live(row)) return;
+  if (!pass.is_live(row)) return -1;
   const int place = row / view.rows_per_sequence;
   const int number = row % view.rows_per_sequence;
   const int length = view.position[place];
   const RowMode mode = view.mode[place];
   const std::size_t list = layout.list(view.slot_of[place], pass.layer, kv_head);
+  const int count = min(layout.near_tokens(row_position(mode, number, length) + 1, length) - part * kPartTokens, kPartTokens);
+  if (count <= 0) return -1;
+#pragma unroll 1
   for (int r = 0; r <= number; ++r) {
     if (!row_is_live(mode, r)) continue;
     const int position = row_position(mode, r, length);
     std::byte* const key = layout.near_chunk(list, position / layout.chunk) + position % layout.chunk * (kDim * 2);
     write_token(pass.keys, pass.values, layout.row_list(row - number + r, kv_head) * kDim, kDim, key, key + layout.chunk_bytes / 2);
   }
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < pass.part_chunks()) {  // the window follows the sinks
+    const int at = part * pass.part_chunks() + i;
+    keys[i] = layout.near_chunk(list, at < layout.sink_chunks ? at : at - layout.sink_chunks + layout.range_end(length));
+  }
   stage_row_queries<Shape, kDim>(pass, row, kv_head);
   __syncthreads();  // the block sees its queries and the tokens it wrote
-  const int end = row_position(mode, number, length) + 1;
-  const int window_first = layout.range_end(length) * layout.chunk;
-  const int sink_tokens = min(layout.sink_chunks * layout.chunk, end);
-  const NearRows rows{.sinks = layout.near_chunk(list, 0),
-                      .window = layout.window + list * static_cast<std::size_t>(layout.window_chunks) * layout.chunk_bytes,
-                      .sink_tokens = sink_tokens,
-                      .window_chunks = layout.window_chunks,
-                      .first_place = layout.range_end(length) % layout.window_chunks,
-                      .shift = __ffs(layout.chunk) - 1,
-                      .row_bytes = kDim * 2,
-                      .chunk_bytes = layout.chunk_bytes,
-                      .value_offset = layout.chunk_bytes / 2};
-  attend_and_store<Shape, kDim, kGroups>(pass, rows, sink_tokens + max(0, end - window_first), row, kv_head, layout.parts);
+  return count;
+}
+
+/// A part of what a row attends to exactly: of the chosen chunks, then of sinks and window.
+template <class Shape, int kDim, int kGroups>
+__device__ void attend_to_part(const Pass& pass, int row, int kv_head, int part) {
+  const StoreLayout& layout = pass.layout;
+  auto* const keys = reinterpret_cast<const std::byte**>(block_memory());
+  static_assert(kPartChunks * sizeof(*keys) <= Shape::kTableBytes);
+  auto* const present_count = reinterpret_cast<int*>(block_memory() + Shape::kTableBytes);  // where sums are to be
+  const int tokens = part < layout.parts ? find_chosen<Shape, kDim>(pass, row, kv_head, part, keys, present_count)
+                                         : find_near<Shape, kDim>(pass, row, kv_head, part - layout.parts, keys);
+  if (tokens < 0) return;
+  const auto target = [&](int column) { return pass.partial(row, kv_head, part, column); };
+  if (tokens == 0) return store_empty_partial(kDim, layout.group, target);
+  const ChunkRows rows{.keys = keys, .shift = __ffs(layout.chunk) - 1, .row_bytes = kDim * 2, .value_offset = layout.chunk_bytes / 2};
+  int seen[kGroups][2];
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) seen[n][0] = seen[n][1] = tokens;
+  WarpSums<kDim, kGroups> sums;
+  const float scale = kLog2e * rsqrtf(static_cast<float>(kDim));
+  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, tokens, seen, scale, sums);
+  store_partial<Shape, kDim, kGroups>(sums, layout.group, target);
 }
 
 /// A split of the tail for the rows of a sequence.
-template <class Shape, int kDim, int kGroups>
+template <int kDim, int kGroups>
 __device__ void attend_to_estimated(const Pass& pass, int place, int first_number, int kv_head, int split) {
   const StoreLayout& layout = pass.layout;
   const StepView& view = pass.view;
@@ -211,7 +177,8 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
   block.slot = view.slot_of[place];
   block.kv_head = kv_head;
   block.rows = pass.tail_rows;
-  block.first_row = place * view.rows_per_sequence + first_number;
+  block.place = place;
+  block.first_number = first_number;
   block.first = split * kSplitChunks;
   block.begin = max(block.first, layout.range_begin());
   block.end = min(block.first + kSplitChunks, layout.range_end(length));
@@ -229,39 +196,32 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
     block.chosen[r] = pass.chosen(chooser);
     block.chosen_count[r] = live ? pass.by_row.count[chooser] : 0;
   }
-  std::byte* const own = block_memory() + Shape::kTiles + threadIdx.x / 32 * Shape::kWarpBytes;
-  constexpr int kScaleBytes = kWarpChunks * 4;
-  constexpr int kRing = std::min((Shape::kWarpBytes - kScaleBytes) / (kDim * kTileChunks / 2), kWarpTiles);
   WarpSums<kDim, kGroups> sums;
-  attend_to_tail<kDim, kGroups, kRing>(layout, pass.layer, block, reinterpret_cast<std::uint32_t*>(block_memory()),
-                                       reinterpret_cast<float*>(own), own + kScaleBytes, sums);
-  store_partial<Shape, kDim, kGroups>(sums, block.rows * layout.group, [&](int column) -> float* {
+  attend_to_tail<kDim, kGroups>(layout, pass.layer, block, sums);
+  store_partial<TailShape<kDim, kGroups>, kDim, kGroups>(sums, block.rows * layout.group, [&](int column) -> float* {
     const int r = column < layout.group ? 0 : 1;
     if ((block.live >> r & 1U) == 0) return nullptr;
-    return pass.partial(block.first_row + r, kv_head, layout.parts + 1 + split, column - r * layout.group);
+    return pass.partial(place * view.rows_per_sequence + first_number + r, kv_head, layout.parts + layout.near_parts() + split,
+                        column - r * layout.group);
   });
 }
 
-/// Blocks of all kinds in one grid, so that none waits for another kind: parts of the chosen chunks and, as one part more, sinks and window
-/// of every row list; and splits of the tail. The kinds are spread evenly over the grid, since one is bound by memory and the other not:
-/// block b comes behind b * exact_step / 2^32 blocks of the former.
+/// Blocks of both kinds in one grid, so that none waits for another kind: parts of what every row list attends to exactly, and splits of
+/// the tail. The kinds are spread evenly over the grid, since one is bound by memory and the other not: block b comes behind b * exact_step
+/// / 2^32 blocks of the former.
 template <int kDim, int kGroups, int kTailGroups>
 __global__ void __launch_bounds__(kAttendThreads, kDim > 128 ? 1 : (kTailGroups == 1 ? 4 : 3))
     attend_kernel(const __grid_constant__ Pass pass, std::uint64_t exact_step) {
+  wait_for_earlier_kernels();
   let_next_kernel_begin();  // the join, whose blocks find room only when all of this kernel have
   const int kv_heads = pass.layout.kv_heads;
   const auto exact_before = [=](unsigned block) { return static_cast<int>(block * exact_step >> 32); };
   int index = exact_before(blockIdx.x);
   if (exact_before(blockIdx.x + 1) > index) {
-    const int parts = pass.layout.parts + 1;
+    const int parts = pass.layout.parts + pass.layout.near_parts();
     const int part = index % parts;
     index /= parts;
-    using Shape = AttendShape<kDim, kGroups, kHalves>;
-    if (part < pass.layout.parts) {
-      attend_to_chosen<Shape, kDim, kGroups>(pass, index / kv_heads, index % kv_heads, part);
-    } else {
-      attend_to_near<Shape, kDim, kGroups>(pass, index / kv_heads, index % kv_heads);
-    }
+    attend_to_part<AttendShape<kDim, kGroups, kHalves>, kDim, kGroups>(pass, index / kv_heads, index % kv_heads, part);
     return;
   }
   index = static_cast<int>(blockIdx.x) - index;
@@ -270,8 +230,7 @@ __global__ void __launch_bounds__(kAttendThreads, kDim > 128 ? 1 : (kTailGroups 
   const int kv_head = index % kv_heads;
   index /= kv_heads;
   const int shares = pass.view.rows_per_sequence / pass.tail_rows;
-  attend_to_estimated<AttendShape<kDim, kTailGroups, kHalves>, kDim, kTailGroups>(pass, index / shares, index % shares * pass.tail_rows,
-                                                                                  kv_head, split);
+  attend_to_estimated<kDim, kTailGroups>(pass, index / shares, index % shares * pass.tail_rows, kv_head, split);
 }
 
 /// Which partial results a row list has.
@@ -285,12 +244,15 @@ struct AttendPlan {
     const int each = pass.part_chunks();
     const int place = row / pass.view.rows_per_sequence;
     live.end[0] = (pass.by_row.count[pass.chooser(place, row - place * pass.view.rows_per_sequence, kv_head)] + each - 1) / each;
+    const int length = pass.view.position[place];
+    const int own = row_position(pass.view.mode[place], row - place * pass.view.rows_per_sequence, length);
     live.first[1] = layout.parts;
-    live.end[1] = layout.parts + 1;
-    const int end = layout.range_end(pass.view.position[place]);
+    live.end[1] = layout.parts + (layout.near_tokens(own + 1, length) + kPartTokens - 1) / kPartTokens;
+    const int end = layout.range_end(length);
     if (layout.tail && end > layout.range_begin()) {
-      live.first[2] = layout.parts + 1 + layout.range_begin() / kSplitChunks;
-      live.end[2] = layout.parts + 1 + (end + kSplitChunks - 1) / kSplitChunks;
+      const int first = layout.parts + layout.near_parts();
+      live.first[2] = first + layout.range_begin() / kSplitChunks;
+      live.end[2] = first + (end + kSplitChunks - 1) / kSplitChunks;
     }
     return live;
   }
@@ -299,21 +261,17 @@ struct AttendPlan {
 template <int kDim, int kGroups, int kTailGroups>
 void launch(const Pass& pass, cudaStream_t stream) {
   constexpr int kExactBytes = AttendShape<kDim, kGroups, kHalves>::kBytes;
-  constexpr int kTailBytes = AttendShape<kDim, kTailGroups, kHalves>::kBytes;
-  constexpr int kBytes = kExactBytes > kTailBytes ? kExactBytes : kTailBytes;
+  const int tail_bytes = TailShape<kDim, kTailGroups>::bytes(pass.layout.columns());
+  const auto bytes = static_cast<std::size_t>(std::max(kExactBytes, tail_bytes));
   const StoreLayout& layout = pass.layout;
   const int lists = pass.view.rows() * layout.kv_heads;
-  const int exact_blocks = lists * (layout.parts + 1);
+  const int exact_blocks = lists * (layout.parts + layout.near_parts());
   const int tail_blocks = layout.tail ? lists / pass.tail_rows * layout.splits : 0;
   const auto kernel = attend_kernel<kDim, kGroups, kTailGroups>;
-  allow_shared_memory(kernel, kBytes, "attend_chunks: shared memory of a block for this head_dim");
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(exact_blocks + tail_blocks));
-  const std::uint64_t exact_step = ((std::uint64_t{static_cast<unsigned>(exact_blocks)} << 32) + config.gridDim.x - 1) / config.gridDim.x;
-  config.blockDim = dim3(kAttendThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, kernel, pass, exact_step), "attend_chunks");
+  allow_shared_memory(kernel, bytes, "attend_chunks: shared memory of a block for this head_dim");
+  const auto blocks = static_cast<unsigned>(exact_blocks + tail_blocks);
+  const std::uint64_t exact_step = ((std::uint64_t{static_cast<unsigned>(exact_blocks)} << 32) + blocks - 1) / blocks;
+  check(launch_overlapped(kernel, dim3(blocks), dim3(kAttendThreads), bytes, stream, pass, exact_step), "attend_chunks");
 }
 
 template <int kDim>
@@ -339,7 +297,8 @@ void attend_chunks(const StoreLayout& layout, Layer layer, const StepView& view,
     case 256: launch_for_group<256>(pass, stream); break;
     default: throw InvalidArgument("head_dim = " + std::to_string(layout.dim) + ": must be 64, 80, 96, 128 or 256");
   }
-  launch_join(layout.partials, pass.part_count(), view.rows(), layout.kv_heads, layout.group, layout.dim, AttendPlan{pass}, out, stream);
+  launch_join(layout.partials, layout.partial_count(), view.rows(), layout.kv_heads, layout.group, layout.dim, AttendPlan{pass}, out,
+              stream);
 }
 
 }  // namespace dualdecoder::cuda

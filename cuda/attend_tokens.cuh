@@ -218,9 +218,11 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const std::uint32_t memory = shared_address(block_memory() + Shape::kTiles + warp * Shape::kWarpBytes);
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
+  // four rows at a time where each is looked up, since a block runs too short for code to be long
+  constexpr int kUnroll = Rows::kTilesAreContiguous ? kTileTokens * kDim / 256 : 4;
   const auto bring_rows = [&](int tile, bool whole, std::uint32_t to, std::uint32_t offset) {
     const std::byte* const keys = rows.key(tile * kTileTokens);
-#pragma unroll
+#pragma unroll kUnroll
     for (int i = 0; i < kTileTokens * kDim / 256; ++i) {
       const unsigned index = static_cast<unsigned>(i) * 32U + threadIdx.x % 32U;
       const unsigned row = index / kPieces;
@@ -236,7 +238,7 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
   const auto bring = [&](int tile, bool values, int place) {
     const std::uint32_t to = memory + static_cast<std::uint32_t>(place * Shape::kHalfBytes);
     const std::uint32_t offset = values ? rows.value_offset : 0;
-    if ((tile + 1) * kTileTokens <= count) {
+    if (Rows::kTilesAreContiguous && (tile + 1) * kTileTokens <= count) {
       bring_rows(tile, true, to, offset);
     } else if (tile < tiles) {
       bring_rows(tile, false, to, offset);
@@ -245,7 +247,7 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
   };
   Queries<Shape, kDim, kGroups> queries;
   sums.clear();
-#pragma unroll
+#pragma unroll(Rows::kTilesAreContiguous ? kAhead : 1)
   for (int h = 0; h < kAhead; ++h) bring(warp + h / 2 * kAttendWarps, h % 2 == 1, h);
   queries.keep();
   int place = 0;

@@ -125,16 +125,22 @@ __global__ void __launch_bounds__(kThreads) estimate_mass(StoreLayout layout, Wo
   const int row = static_cast<int>(blockIdx.y);
   const int query = first_query + row;
   const std::uint32_t* const bits = work.excluded + (at(kv_head) * kQueries + at(query)) * at(work.words);
-  const float* const scores =
-      layout.scores + (layout.work_list(job.layer, row, kv_head) * at(layout.group) + at(g)) * at(layout.max_chunks);
+  const std::size_t list = layout.score_list(job.layer, row / layout.rows_per_sequence, kv_head);
+  const float* const tile_max = layout.tile_max_of(list);
+  const std::uint16_t* const levels = layout.score_levels_of(list);
+  const int column = row % layout.rows_per_sequence * layout.group + g;
+  const auto score_of = [=](int c) {
+    const std::size_t at_tile = at(c / kTileChunks * layout.columns() + column);
+    return tile_max[at_tile] - static_cast<float>(levels[at_tile * kTileChunks + at(score_place(c % kTileChunks))]) / kScoreLevels;
+  };
   float largest = -FLT_MAX;
   for (int c = job.begin + static_cast<int>(threadIdx.x); c < job.end; c += kThreads) {
-    if ((bits[c / 32] >> (c % 32) & 1U) == 0) largest = fmaxf(largest, scores[c]);
+    if ((bits[c / 32] >> (c % 32) & 1U) == 0) largest = fmaxf(largest, score_of(c));
   }
   largest = reduce_block(largest, shared, [](float a, float b) { return fmaxf(a, b); });
   float sum = 0.0F;
   for (int c = job.begin + static_cast<int>(threadIdx.x); c < job.end; c += kThreads) {
-    if ((bits[c / 32] >> (c % 32) & 1U) == 0) sum += expf(scores[c] - largest);
+    if ((bits[c / 32] >> (c % 32) & 1U) == 0) sum += expf(score_of(c) - largest);
   }
   sum = reduce_block(sum, shared, [](float a, float b) { return a + b; });
   if (threadIdx.x == 0) {

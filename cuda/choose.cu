@@ -1,5 +1,7 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/block_tools.cuh"
@@ -14,135 +16,262 @@ namespace {
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 constexpr float kLowest = -INFINITY;
 
-constexpr int kChooseThreads = 1024;
-constexpr int kBuckets = 2 * kChooseThreads;
+constexpr int kChooseThreads = 512;
+constexpr int kBuckets = 4 * kChooseThreads;
 constexpr float kBucketsPerNat = 64.0F;  // of log share, from 0 down
-constexpr int kCandidates = 4096;        // that may be chosen and are listed
+constexpr int kStagedTiles = 2048;       // whose ranks are kept
+constexpr int kListedTiles = 1024;       // that may hold a chunk to be chosen
+constexpr int kFewCandidates = 4096;     // room for chunks that may be chosen, at least
 constexpr int kFewMembers = 128;         // of the bucket where the choice ends, compared one with another
 constexpr int kMaxGroup = 16;
+static_assert(kMaxGroup <= kChooseThreads / 32, "a warp sums up a query head");
 
 /// Ranks in linear buckets, the best in bucket 0: a floating-point digit would put nearly all of them into a few.
 __device__ int bucket_of(float rank) {
   return min(kBuckets - 1, static_cast<int>(fmaxf(-rank, 0.0F) * kBucketsPerNat));  // the conversion saturates
 }
 
+/// A chunk and its rank, the logarithm of its largest share over the group.
+struct Candidate {
+  int chunk;
+  float rank;
+};
+
 struct ChooseMemory {
-  int histogram[kBuckets];
-  int candidates[kCandidates];
+  alignas(16) int histogram[kBuckets];
+  float tile_ranks[kStagedTiles];
+  int tiles[kListedTiles];
   std::uint64_t members[kFewMembers];
   float log_sums[kMaxGroup];
   int warp_sums[32];
+  int tile_count;
   int candidate_count;
   int member_count;
   int found_bucket;
   int found_before;
 };
 
-/// Bits of chunks: those chosen, and those at the threshold of which the first are chosen too.
-struct ChooseBits {
+/// In dynamic shared memory: bits of chunks, those chosen and those at the threshold of which the first are chosen too, and candidates.
+struct ChooseLists {
   std::uint32_t* chosen;
-  std::uint32_t* ties;
+  std::uint32_t* ties;  ///< in the end how many chunks are chosen before each word
+  Candidate* candidates;
+  int capacity;
+
   __device__ static void set(std::uint32_t* bits, int chunk) { atomicOr(bits + chunk / 32, 1U << (chunk % 32)); }
+  __device__ bool is_chosen(int chunk) const { return (chosen[chunk / 32] >> (chunk % 32) & 1U) != 0; }
+  /// Place of a chosen chunk in ascending order.
+  __device__ int place(int chunk) const {
+    return static_cast<int>(ties[chunk / 32]) + __popc(chosen[chunk / 32] & ((1U << (chunk % 32)) - 1U));
+  }
 };
 
 /// The first bucket by whose end at least `wanted` are counted, and the count before it. Clears the histogram.
 __device__ void find_bucket(ChooseMemory& memory, int wanted) {
-  const int first = static_cast<int>(threadIdx.x) * 2;
-  const int low = memory.histogram[first];
-  const int high = memory.histogram[first + 1];
+  int4& own = reinterpret_cast<int4*>(memory.histogram)[threadIdx.x];
+  const int counts[4] = {own.x, own.y, own.z, own.w};
+  own = {0, 0, 0, 0};
   int total;
-  const int before = block_exclusive_sum<kChooseThreads>(low + high, memory.warp_sums, total);
-  memory.histogram[first] = 0;
-  memory.histogram[first + 1] = 0;
-  if (before < wanted && wanted <= before + low + high) {
-    const bool in_low = wanted <= before + low;
-    memory.found_bucket = in_low ? first : first + 1;
-    memory.found_before = in_low ? before : before + low;
+  int before = block_exclusive_sum<kChooseThreads>(counts[0] + counts[1] + counts[2] + counts[3], memory.warp_sums, total);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (before < wanted && wanted <= before + counts[i]) {
+      memory.found_bucket = static_cast<int>(threadIdx.x) * 4 + i;
+      memory.found_before = before;
+    }
+    before += counts[i];
   }
   __syncthreads();
 }
 
-/// log of the sum of exp(score) over the chunks of one query head; by one warp, which reads all of it at once where it can.
-__device__ float log_sum_of(const float* largest, const float* sums, int splits, int group) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  float mine = kLowest;
+/// Largest score of a split and its sum of exp(score - largest).
+struct SplitSum {
+  float largest = kLowest;
   float sum = 0.0F;
-  for (int s = lane; s < splits; s += 32) {
-    const float split_largest = __ldcg(largest + s * group);
-    const float split_sum = __ldcg(sums + s * group);
-    if (split_largest == kLowest) continue;  // none of its chunks can be chosen
-    const float top = fmaxf(mine, split_largest);
-    sum = sum * expf(mine - top) + split_sum * expf(split_largest - top);
-    mine = top;
+
+  __device__ static SplitSum load(const float* largest, const float* sums, int at) { return {__ldcg(largest + at), __ldcg(sums + at)}; }
+  __device__ void add(const SplitSum& other) {
+    if (other.largest == kLowest) return;  // none of its chunks can be chosen
+    const float top = fmaxf(largest, other.largest);
+    sum = sum * expf(largest - top) + other.sum * expf(other.largest - top);
+    largest = top;
   }
-  float top = mine;
+};
+
+/// log of the sum of exp(score) over the lanes' splits; called by a warp.
+__device__ float log_sum_of(const SplitSum& mine) {
+  float top = mine.largest;
   for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-  sum *= expf(mine - top);
+  float sum = mine.sum * expf(mine.largest - top);
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   return top + logf(sum);
 }
 
-__device__ float4 larger(const float4& a, const float4& score, float log_sum) {
-  return {fmaxf(a.x, score.x - log_sum), fmaxf(a.y, score.y - log_sum), fmaxf(a.z, score.z - log_sum), fmaxf(a.w, score.w - log_sum)};
-}
-
-/// Which chunks a thread ranks: four at a time, kTogether times, whose scores are all read before any is used.
-struct Share {
-  static constexpr int kTogether = 2;
-  const float4* scores;  // of the first query head
-  int stride;            // to the next one
+/// Scores of a row list as ranks.
+struct Ranks {
+  static constexpr int kHeads = 4;  ///< whose scores are read before any is used
+  const float* tile_max;            ///< of the first query head, columns from tile to tile
+  const std::uint16_t* levels;      ///< of the first query head, 16 of each column
+  int columns;
   int group;
-  int begin;
-  int end;
+  const float* log_sums;
 
-  __device__ int first_quad() const { return begin / 4 + static_cast<int>(threadIdx.x); }
-  __device__ int quads() const { return (end + 3) / 4; }
-  /// Scores of up to four query heads from `head` on.
-  __device__ void load(int quad, int head, float4 (&score)[kTogether][4]) const {
+  __device__ float top(int tile, int head) const { return __ldcg(tile_max + (tile * columns + head)); }
+  /// All that compare ranks use these, so that a chunk has one rank.
+  __device__ static float rank(float top, float log_sum, std::uint32_t level) {
+    return __fmaf_rn(static_cast<float>(level), -1.0F / kScoreLevels, __fsub_rn(top, log_sum));
+  }
+  __device__ void load_tops(int tile, int first_head, float (&tops)[kHeads]) const {
+    if (group % kHeads == 0) {  // then they are aligned
+      const float4 four = __ldcg(reinterpret_cast<const float4*>(tile_max + (tile * columns + first_head)));
+      tops[0] = four.x;
+      tops[1] = four.y;
+      tops[2] = four.z;
+      tops[3] = four.w;
+      return;
+    }
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
+    for (int h = 0; h < kHeads; ++h) {
+      if (first_head + h < group) tops[h] = top(tile, first_head + h);
+    }
+  }
+  __device__ float best(float so_far, const float (&tops)[kHeads], int first_head) const {
 #pragma unroll
-      for (int g = 0; g < 4; ++g) {
-        if (head + g < group && quad + u * kChooseThreads < quads()) {
-          score[u][g] = __ldcg(scores + static_cast<std::size_t>(head + g) * static_cast<std::size_t>(stride) + quad + u * kChooseThreads);
+    for (int h = 0; h < kHeads; ++h) {
+      if (first_head + h < group) so_far = fmaxf(so_far, rank(tops[h], log_sums[first_head + h], 0));
+    }
+    return so_far;
+  }
+  /// Of the best chunk of a tile.
+  __device__ float of_tile(int tile) const {
+    float best_rank = kLowest;
+    for (int first = 0; first < group; first += kHeads) {
+      float tops[kHeads];
+      load_tops(tile, first, tops);
+      best_rank = best(best_rank, tops, first);
+    }
+    return best_rank;
+  }
+  __device__ float of_chunk(int chunk) const {
+    float best_rank = kLowest;
+    for (int head = 0; head < group; ++head) {
+      const std::size_t at = static_cast<std::size_t>(chunk / kTileChunks * columns + head) * kTileChunks;
+      const std::uint32_t level = __ldcg(levels + at + score_place(chunk % kTileChunks));
+      best_rank = fmaxf(best_rank, rank(top(chunk / kTileChunks, head), log_sums[head], level));
+    }
+    return best_rank;
+  }
+  /// Of the eight chunks of half a tile, by place.
+  __device__ void of_half(int tile, int half, float (&best_ranks)[8]) const {
+#pragma unroll
+    for (float& best_rank : best_ranks) best_rank = kLowest;
+    for (int first = 0; first < group; first += kHeads) {
+      float tops[kHeads];
+      uint4 eight[kHeads];
+      load_tops(tile, first, tops);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if (first + h >= group) continue;
+        eight[h] = __ldcg(reinterpret_cast<const uint4*>(levels) + static_cast<std::size_t>(tile * columns + first + h) * 2 + half);
+      }
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if (first + h >= group) continue;
+        const std::uint32_t pairs[4] = {eight[h].x, eight[h].y, eight[h].z, eight[h].w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const std::uint32_t level = i % 2 == 0 ? pairs[i / 2] & 0xFFFFU : pairs[i / 2] >> 16;
+          best_ranks[i] = fmaxf(best_ranks[i], rank(tops[h], log_sums[first + h], level));
         }
       }
     }
   }
 };
 
-/// Ranks this thread's share, staged for later; returns the largest of them. `score` holds what comes first.
-template <bool kStaged>
-__device__ float rank_all(const Share& share, float4 (&score)[Share::kTogether][4], const float* log_sums, float* ranks) {
-  constexpr int kTogether = Share::kTogether;
-  float top = kLowest;
-  for (int q = share.first_quad(); q < share.quads(); q += kTogether * kChooseThreads) {
-    float4 rank[kTogether];
+/// Ranks the tiles, staged for later. `tops` holds what comes first. Where as many tiles exist as chunks are `wanted`, a chunk of
+/// a bucket behind the returned one is not chosen: each of these tiles has a chunk of its rank.
+constexpr int kTilesTogether = 2;
+__device__ int bound_buckets(ChooseMemory& memory, const Ranks& ranks, int first_tile, int last_tile, int wanted,
+                             float (&tops)[kTilesTogether][Ranks::kHeads]) {
+  const bool bounded = wanted <= last_tile - first_tile;
+  for (int base = 0; base < last_tile; base += kTilesTogether * kChooseThreads) {
+    float rank[kTilesTogether];
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) rank[u] = {kLowest, kLowest, kLowest, kLowest};
-    for (int first = 0; first < share.group; first += 4) {
-      if (q != share.first_quad() || first != 0) share.load(q, first, score);
+    for (float& of : rank) of = kLowest;
+    for (int first = 0; first < ranks.group; first += Ranks::kHeads) {
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-#pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          if (first + g < share.group) rank[u] = larger(rank[u], score[u][g], log_sums[first + g]);
-        }
+      for (int u = 0; u < kTilesTogether; ++u) {
+        const int tile = base + u * kChooseThreads + static_cast<int>(threadIdx.x);
+        if ((base != 0 || first != 0) && tile < last_tile) ranks.load_tops(tile, first, tops[u]);
       }
+#pragma unroll
+      for (int u = 0; u < kTilesTogether; ++u) rank[u] = ranks.best(rank[u], tops[u], first);
     }
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const int chunk = (q + u * kChooseThreads) * 4;
-      if (chunk >= share.end) continue;
-      if constexpr (kStaged) reinterpret_cast<float4*>(ranks)[chunk / 4] = rank[u];
-      const float four[4] = {rank[u].x, rank[u].y, rank[u].z, rank[u].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (chunk + i >= share.begin && chunk + i < share.end) top = fmaxf(top, four[i]);
-      }
+    for (int u = 0; u < kTilesTogether; ++u) {
+      const int tile = base + u * kChooseThreads + static_cast<int>(threadIdx.x);
+      if (tile < first_tile || tile >= last_tile) continue;
+      if (tile < kStagedTiles) memory.tile_ranks[tile] = rank[u];
+      if (bounded) atomicAdd(&memory.histogram[bucket_of(rank[u])], 1);
     }
   }
-  return top;
+  __syncthreads();
+  if (!bounded) return kBuckets - 1;
+  find_bucket(memory, wanted);
+  return memory.found_bucket;
+}
+
+/// Lists the tiles that have a chunk within the bound, as far as there is room.
+__device__ void list_tiles(ChooseMemory& memory, const Ranks& ranks, int first_tile, int last_tile, int bound) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  for (int base = first_tile / 32 * 32 + thread - lane; base < last_tile; base += kChooseThreads) {  // the same in a warp
+    const int tile = base + lane;
+    bool within = tile >= first_tile && tile < last_tile;
+    if (within) within = bucket_of(tile < kStagedTiles ? memory.tile_ranks[tile] : ranks.of_tile(tile)) <= bound;
+    const unsigned lanes = __ballot_sync(kAllLanes, static_cast<int>(within));
+    if (lanes == 0) continue;
+    int place = lane == 0 ? atomicAdd(&memory.tile_count, __popc(lanes)) : 0;
+    place = __shfl_sync(kAllLanes, place, 0) + __popc(lanes & ((1U << lane) - 1U));
+    if (within && place < kListedTiles) memory.tiles[place] = tile;
+  }
+  __syncthreads();
+}
+
+/// Counts and lists the chunks within the bound, as far as there is room. Half a tile for a thread.
+__device__ void list_candidates(ChooseMemory& memory, const ChooseLists& lists, const Ranks& ranks, int begin, int end, int bound) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int halves = 2 * memory.tile_count;
+  for (int base = thread - lane; base < halves; base += kChooseThreads) {  // the same in a warp
+    const bool works = base + lane < halves;
+    const int tile = memory.tiles[works ? (base + lane) / 2 : 0];
+    const int half = lane % 2;
+    float rank[8];
+    ranks.of_half(tile, half, rank);
+    unsigned within = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int chunk = tile * kTileChunks + half * 4 + i / 4 * 2 + i / 2 % 2 * 8 + i % 2;  // see score_place()
+      if (works && chunk >= begin && chunk < end && bucket_of(rank[i]) <= bound) within |= 1U << i;
+    }
+    int place = __popc(within);
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, place, step);
+      if (lane >= step) place += before;
+    }
+    int first = lane == 31 ? atomicAdd(&memory.candidate_count, place) : 0;
+    first = __shfl_sync(kAllLanes, first, 31);
+    place += first - __popc(within);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if ((within >> i & 1U) == 0) continue;
+      atomicAdd(&memory.histogram[bucket_of(rank[i])], 1);
+      const int chunk = tile * kTileChunks + half * 4 + i / 4 * 2 + i / 2 % 2 * 8 + i % 2;
+      if (place < lists.capacity) lists.candidates[place] = {chunk, rank[i]};
+      ++place;
+    }
+  }
 }
 
 /// The key of the wanted-th best of the members of a bucket, digit by digit; `visit(f)` calls f(chunk, key) for each member. Returns the
@@ -167,57 +296,17 @@ __device__ std::uint32_t find_key(ChooseMemory& memory, int wanted, Visit visit,
   return prefix;
 }
 
-/// Marks the `wanted` best of the chunks begin .. end; `top` is the largest rank of those that this thread ranked, and four_ranks(q)
-/// returns ranks of four of these. Returns how many of bits.ties belong to the best.
-template <class RankOf, class FourRanks>
-__device__ int mark_best(ChooseMemory& memory, const ChooseBits& bits, int begin, int end, int wanted, float top, RankOf rank_of,
-                         FourRanks four_ranks) {
+/// Marks the `wanted` best of the chunks that `visit(f)` calls f(chunk, rank) for, which the histogram counts. Returns how many of
+/// lists.ties belong to the best.
+template <class Visit>
+__device__ int mark_best(ChooseMemory& memory, const ChooseLists& lists, int wanted, Visit visit) {
   const int thread = static_cast<int>(threadIdx.x);
-  // As many threads as are wanted ranked a chunk of this bucket or a better one, so no worse one is chosen.
-  int bound = kBuckets - 1;
-  const int quads = (end + 3) / 4 - begin / 4;
-  const bool bounded = wanted <= min(quads, kChooseThreads);
-  if (bounded) {
-    if (thread < quads) atomicAdd(&memory.histogram[bucket_of(top)], 1);
-    __syncthreads();
-    find_bucket(memory, wanted);
-    bound = memory.found_bucket;
-  }
-  // each looks at what it ranked itself, and few have anything within the bound
-  if (thread < quads && bucket_of(top) <= bound) {
-    for (int q = begin / 4 + thread; q < (end + 3) / 4; q += kChooseThreads) {
-      const float4 rank = four_ranks(q);
-      if (bucket_of(fmaxf(fmaxf(rank.x, rank.y), fmaxf(rank.z, rank.w))) > bound) continue;
-      const float four[4] = {rank.x, rank.y, rank.z, rank.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int chunk = 4 * q + i;
-        const int bucket = bucket_of(four[i]);
-        if (chunk < begin || chunk >= end || bucket > bound) continue;
-        atomicAdd(&memory.histogram[bucket], 1);
-        if (!bounded) continue;
-        const int place = atomicAdd(&memory.candidate_count, 1);
-        if (place < kCandidates) memory.candidates[place] = chunk;
-      }
-    }
-  }
-  __syncthreads();
-  const int candidates = memory.candidate_count;
-  const bool listed = bounded && candidates <= kCandidates;
-  const auto visit = [&](auto f) {
-    const int count = listed ? candidates : end - begin;
-    for (int i = thread; i < count; i += kChooseThreads) {
-      const int chunk = listed ? memory.candidates[i] : begin + i;
-      f(chunk, rank_of(chunk));
-    }
-  };
-
   find_bucket(memory, wanted);
   const int last = memory.found_bucket;
   const int rest = wanted - memory.found_before;  // wanted of the last bucket
   visit([&](int chunk, float rank) {
     const int bucket = bucket_of(rank);
-    if (bucket < last) bits.set(bits.chosen, chunk);
+    if (bucket < last) ChooseLists::set(lists.chosen, chunk);
     if (bucket != last) return;
     const int place = atomicAdd(&memory.member_count, 1);
     // among equals the lower chunk is the better one
@@ -232,7 +321,7 @@ __device__ int mark_best(ChooseMemory& memory, const ChooseBits& bits, int begin
       const std::uint64_t mine = memory.members[thread];
       int better = 0;
       for (int i = 0; i < members; ++i) better += memory.members[i] > mine ? 1 : 0;
-      if (better < rest) bits.set(bits.chosen, static_cast<int>(0xFFFFFFFFU - static_cast<std::uint32_t>(mine)));
+      if (better < rest) ChooseLists::set(lists.chosen, static_cast<int>(0xFFFFFFFFU - static_cast<std::uint32_t>(mine)));
     }
     __syncthreads();
     return 0;
@@ -245,17 +334,15 @@ __device__ int mark_best(ChooseMemory& memory, const ChooseBits& bits, int begin
   int ties = 0;
   const std::uint32_t threshold = find_key(memory, rest, visit_members, ties);
   visit_members([&](int chunk, std::uint32_t key) {
-    if (key > threshold) bits.set(bits.chosen, chunk);
-    if (key == threshold) bits.set(bits.ties, chunk);
+    if (key > threshold) ChooseLists::set(lists.chosen, chunk);
+    if (key == threshold) ChooseLists::set(lists.ties, chunk);
   });
   __syncthreads();
   return ties;
 }
 
-/// Adds the first `ties` chunks of bits.ties and writes what is chosen in ascending order.
-template <class RankOf>
-__device__ void write_chosen(ChooseMemory& memory, const ChooseBits& bits, int begin, int end, int ties, int* chunks, float* shares,
-                             RankOf rank_of) {
+/// Adds the first `ties` chunks of lists.ties to those chosen, and counts how many are chosen before each word.
+__device__ void count_before(ChooseMemory& memory, const ChooseLists& lists, int begin, int end, int ties) {
   const int first_word = begin / 32;
   const int words = (end + 31) / 32 - first_word;
   const int each = (words + kChooseThreads - 1) / kChooseThreads;
@@ -264,27 +351,25 @@ __device__ void write_chosen(ChooseMemory& memory, const ChooseBits& bits, int b
   int total;
   if (ties > 0) {
     int count = 0;
-    for (int w = my_first; w < my_last; ++w) count += __popc(bits.ties[w]);
+    for (int w = my_first; w < my_last; ++w) count += __popc(lists.ties[w]);
     int left = ties - block_exclusive_sum<kChooseThreads>(count, memory.warp_sums, total);
     for (int w = my_first; w < my_last; ++w) {
-      for (std::uint32_t rest = bits.ties[w]; rest != 0 && left > 0; rest &= rest - 1, --left) bits.chosen[w] |= rest & (0U - rest);
+      for (std::uint32_t rest = lists.ties[w]; rest != 0 && left > 0; rest &= rest - 1, --left) lists.chosen[w] |= rest & (0U - rest);
     }
   }
   int count = 0;
-  for (int w = my_first; w < my_last; ++w) count += __popc(bits.chosen[w]);
-  int to = block_exclusive_sum<kChooseThreads>(count, memory.warp_sums, total);
+  for (int w = my_first; w < my_last; ++w) count += __popc(lists.chosen[w]);
+  int before = block_exclusive_sum<kChooseThreads>(count, memory.warp_sums, total);
   for (int w = my_first; w < my_last; ++w) {
-    for (std::uint32_t rest = bits.chosen[w]; rest != 0; rest &= rest - 1, ++to) {
-      const int chunk = w * 32 + __ffs(static_cast<int>(rest)) - 1;
-      chunks[to] = chunk;
-      shares[to] = expf(rank_of(chunk));
-    }
+    lists.ties[w] = static_cast<std::uint32_t>(before);
+    before += __popc(lists.chosen[w]);
   }
+  __syncthreads();
 }
 
-/// One block chooses for one row and KV head.
-template <bool kStaged>
-__global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(StoreLayout layout, Layer layer, StepView view, Selection by_row) {
+/// One block chooses for one row and KV head: tiles whose best chunk has too low a rank are not looked into.
+__global__ void __launch_bounds__(kChooseThreads, 1)
+    choose_kernel(StoreLayout layout, Layer layer, StepView view, Selection by_row, int capacity) {
   extern __shared__ uint4 dynamic[];
   __shared__ ChooseMemory memory;
   const int kv_head = static_cast<int>(blockIdx.x);
@@ -292,19 +377,41 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(StoreLayout l
   const int place = row / view.rows_per_sequence;
   const int thread = static_cast<int>(threadIdx.x);
   const int all_words = (layout.max_chunks + 31) / 32;
-  ChooseBits bits;
-  bits.chosen = reinterpret_cast<std::uint32_t*>(dynamic);
-  bits.ties = bits.chosen + all_words;
-  float* const ranks = reinterpret_cast<float*>(dynamic + (2 * all_words + 3) / 4);
-  for (int w = thread; w < 2 * all_words; w += kChooseThreads) bits.chosen[w] = 0;
-  memory.histogram[thread] = 0;
-  memory.histogram[kChooseThreads + thread] = 0;
+  ChooseLists lists;
+  lists.candidates = reinterpret_cast<Candidate*>(dynamic);
+  lists.capacity = capacity;
+  lists.chosen = reinterpret_cast<std::uint32_t*>(lists.candidates + capacity);
+  lists.ties = lists.chosen + all_words;
+  for (int w = thread; w < 2 * all_words; w += kChooseThreads) lists.chosen[w] = 0;
+  reinterpret_cast<int4*>(memory.histogram)[thread] = {0, 0, 0, 0};
   if (thread == 0) {
+    memory.tile_count = 0;
     memory.candidate_count = 0;
     memory.member_count = 0;
   }
+  const std::size_t work = layout.work_list(layer, row, kv_head);
+  const std::size_t score_list = layout.score_list(layer, place, kv_head);
+  const int first_column = row % view.rows_per_sequence * layout.group;
+  const Ranks ranks{.tile_max = layout.tile_max_of(score_list) + first_column,
+                    .levels = layout.score_levels_of(score_list) + first_column * kTileChunks,
+                    .columns = layout.columns(),
+                    .group = layout.group,
+                    .log_sums = memory.log_sums};
+  const std::size_t statistics = work * static_cast<std::size_t>(layout.score_splits()) * static_cast<std::size_t>(layout.group) +
+                                 static_cast<std::size_t>(thread / 32);
+  const float* const split_max = layout.score_max + statistics;
+  const float* const split_sum = layout.score_sum + statistics;
   wait_for_earlier_kernels();
 
+  // asked for before it is known what of it counts
+  float tops[kTilesTogether][Ranks::kHeads];
+  SplitSum first_split;
+#pragma unroll
+  for (int u = 0; u < kTilesTogether; ++u) {
+    if (thread + u * kChooseThreads < layout.splits * kSplitTiles) ranks.load_tops(thread + u * kChooseThreads, 0, tops[u]);
+  }
+  if (thread / 32 < layout.group && thread % 32 < layout.score_splits())
+    first_split = SplitSum::load(split_max, split_sum, thread % 32 * layout.group);
   const RowMode mode = view.mode[place];
   const int position = view.position[place];
   const int begin = layout.range_begin();
@@ -314,74 +421,73 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(StoreLayout l
   if (thread == 0) by_row.count[list] = max(wanted, 0);
   if (wanted <= 0) return;
 
-  const std::size_t work = layout.work_list(layer, row, kv_head);
-  const std::size_t statistics = work * static_cast<std::size_t>(layout.splits) * static_cast<std::size_t>(layout.group);
-  const float* const scores = layout.scores + work * static_cast<std::size_t>(layout.group) * static_cast<std::size_t>(layout.max_chunks);
-  const Share share{reinterpret_cast<const float4*>(scores), layout.max_chunks / 4, layout.group, begin, end};
-  float4 first_scores[Share::kTogether][4];
-  share.load(share.first_quad(), 0, first_scores);  // on their way while the sums are joined
   if (thread / 32 < layout.group) {
-    const int g = thread / 32;
-    const int splits = (end + kSplitChunks - 1) / kSplitChunks;
-    const float log_sum = log_sum_of(layout.score_max + statistics + g, layout.score_sum + statistics + g, splits, layout.group);
-    if (thread % 32 == 0) memory.log_sums[g] = log_sum;
+    const int splits = (end + kScoreChunks - 1) / kScoreChunks;
+    SplitSum mine;
+    if (thread % 32 < splits) mine.add(first_split);
+    for (int s = thread % 32 + 32; s < splits; s += 32) mine.add(SplitSum::load(split_max, split_sum, s * layout.group));
+    const float log_sum = log_sum_of(mine);
+    if (thread % 32 == 0) memory.log_sums[thread / 32] = log_sum;
   }
   __syncthreads();
 
-  const float top = rank_all<kStaged>(share, first_scores, memory.log_sums, ranks);
-  const auto rank_of = [&](int chunk) {
-    if constexpr (kStaged) return ranks[chunk];
-    float rank = kLowest;
-    for (int g = 0; g < layout.group; ++g) {
-      rank = fmaxf(rank, scores[static_cast<std::size_t>(g) * static_cast<std::size_t>(layout.max_chunks) + chunk] - memory.log_sums[g]);
-    }
-    return rank;
-  };
-  const auto four_ranks = [&](int quad) {
-    if constexpr (kStaged) return reinterpret_cast<const float4*>(ranks)[quad];
-    float4 rank{kLowest, kLowest, kLowest, kLowest};
-    for (int g = 0; g < layout.group; ++g) {
-      rank = larger(rank, __ldcg(share.scores + static_cast<std::size_t>(g) * static_cast<std::size_t>(share.stride) + quad),
-                    memory.log_sums[g]);
-    }
-    return rank;
-  };
-
-  const std::size_t to = list * static_cast<std::size_t>(by_row.capacity);
+  int* const chunks = by_row.chunks + list * static_cast<std::size_t>(by_row.capacity);
+  float* const shares = by_row.scores + list * static_cast<std::size_t>(by_row.capacity);
   if (wanted == end - begin) {
-    __syncthreads();  // ranks that others staged
     for (int i = thread; i < wanted; i += kChooseThreads) {
-      by_row.chunks[to + i] = begin + i;
-      by_row.scores[to + i] = expf(rank_of(begin + i));
+      chunks[i] = begin + i;
+      shares[i] = expf(ranks.of_chunk(begin + i));
     }
     return;
   }
-  const int ties = mark_best(memory, bits, begin, end, wanted, top, rank_of, four_ranks);
+  const int first_tile = begin / kTileChunks;
+  const int last_tile = (end + kTileChunks - 1) / kTileChunks;
+  const int bound = bound_buckets(memory, ranks, first_tile, last_tile, wanted, tops);
+  list_tiles(memory, ranks, first_tile, last_tile, bound);
+  const bool looked_into = memory.tile_count <= kListedTiles;
+  if (looked_into) {
+    list_candidates(memory, lists, ranks, begin, end, bound);
+  } else {
+    for (int chunk = begin + thread; chunk < end; chunk += kChooseThreads) {
+      const int bucket = bucket_of(ranks.of_chunk(chunk));
+      if (bucket <= bound) atomicAdd(&memory.histogram[bucket], 1);
+    }
+  }
+  __syncthreads();
+  const bool listed = looked_into && memory.candidate_count <= capacity;
+  const int count = listed ? memory.candidate_count : end - begin;
+  const auto visit = [&](auto f) {
+    for (int i = thread; i < count; i += kChooseThreads) {
+      const Candidate candidate = listed ? lists.candidates[i] : Candidate{begin + i, ranks.of_chunk(begin + i)};
+      f(candidate.chunk, candidate.rank);
+    }
+  };
+  const int ties = mark_best(memory, lists, wanted, visit);
   let_next_kernel_begin();
-  write_chosen(memory, bits, begin, end, ties, by_row.chunks + to, by_row.scores + to, rank_of);
-}
-
-/// Dynamic shared memory of the choice: two bits a chunk, and where they are staged its rank.
-std::size_t choice_bytes(const StoreLayout& layout, bool staged) {
-  const std::size_t words = (static_cast<std::size_t>(layout.max_chunks) + 31) / 32;
-  return (2 * words + 3) / 4 * 16 + (staged ? static_cast<std::size_t>(layout.max_chunks) * sizeof(float) : 0);
-}
-
-template <bool kStaged>
-void launch_choice(const StoreLayout& layout, Layer layer, const StepView& view, const Selection& by_row, cudaStream_t stream) {
-  const std::size_t bytes = choice_bytes(layout, kStaged);
-  allow_shared_memory(choose_kernel<kStaged>, bytes, "choose_chunks: shared memory");
-  const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.rows()));
-  check(launch_overlapped(choose_kernel<kStaged>, grid, kChooseThreads, bytes, stream, layout, layer, view, by_row), "choose_chunks");
+  count_before(memory, lists, begin, end, ties);
+  visit([&](int chunk, float rank) {
+    if (!lists.is_chosen(chunk)) return;
+    const int to = lists.place(chunk);
+    chunks[to] = chunk;
+    shares[to] = expf(rank);
+  });
 }
 
 }  // namespace
 
 void choose_chunks(const StoreLayout& layout, Layer layer, const StepView& view, const Selection& by_row, cudaStream_t stream) {
   if (view.sequences == 0) return;
-  const bool staged = choice_bytes(layout, true) + sizeof(ChooseMemory) <= offered_shared_memory();
-  if (staged) return launch_choice<true>(layout, layer, view, by_row, stream);
-  launch_choice<false>(layout, layer, view, by_row, stream);
+  const std::size_t bits = 2 * ((static_cast<std::size_t>(layout.max_chunks) + 31) / 32) * sizeof(std::uint32_t);
+  // as many as there can be when as many tiles as chunks are wanted are looked into, as far as shared memory goes
+  const std::size_t most = static_cast<std::size_t>(std::min(std::max(kFewCandidates, kTileChunks * layout.selected), layout.max_chunks));
+  const std::size_t taken = sizeof(ChooseMemory) + bits;
+  const std::size_t offered = offered_shared_memory();
+  const std::size_t capacity = std::min(most, offered > taken ? (offered - taken) / sizeof(Candidate) : 0);
+  const std::size_t bytes = capacity * sizeof(Candidate) + bits;
+  allow_shared_memory(choose_kernel, bytes, "choose_chunks: shared memory");
+  const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.rows()));
+  check(launch_overlapped(choose_kernel, grid, kChooseThreads, bytes, stream, layout, layer, view, by_row, static_cast<int>(capacity)),
+        "choose_chunks");
 }
 
 }  // namespace dualdecoder::cuda

@@ -32,7 +32,7 @@ inline constexpr int kJoinFloats = 64 * kPairs + 2;
 
 /// A block joins the partial results of one head of a row, in an order that depends on their number alone, and writes its output; heads of
 /// dead rows are zeros. `plan(row, kv_head)` names the partial results; it reads nothing that the kernel
-/// before writes, which began when all others had ended. Every warp joins
+/// before writes, which let this one begin when all others had ended. Every warp joins
 /// each so many-th of them, with dims 2l, 2l + 1, 2l + 64, .. in lane l: kPairs pairs, of which those behind `dim` are none.
 template <int kPairs, class Plan>
 __global__ void join_partials(const float* partials, int parts, int kv_heads, int group, int dim, Plan plan, RowsOut out) {
@@ -128,7 +128,8 @@ void launch_join_of(const float* partials, int parts, int rows, int kv_heads, in
         "join_partials");
 }
 
-/// Called right after the launch, without overlap, of the kernel that writes the partial results and lets this one begin.
+/// Called right after the launch of the kernel that writes the partial results and, once what is ahead of it has ended, lets this one
+/// begin.
 template <class Plan>
 void launch_join(const float* partials, int parts, int rows, int kv_heads, int group, int dim, const Plan& plan, RowsOut out,
                  cudaStream_t stream) {

@@ -11,6 +11,7 @@
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/tensor_core.cuh"
+#include "cuda/warp_ring.cuh"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::cuda {
@@ -26,30 +27,12 @@ constexpr float kSmallestQuery = 1e-30F;  // below it a query counts as zero, si
 constexpr int kQueries = 8;               // of one matrix instruction
 constexpr int kMaxWarps = 16;
 constexpr float kLog2e = 1.44269504F;
-constexpr std::uint32_t kNoRow = 0xFFFFFFFFU;
 
 /// Reads here, not where the compiler finds it needed, so that reads which do not depend on each other are on their way together.
 __device__ int read_now(const int* from) {
   int value;
   asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(from));
   return value;
-}
-
-/// Starts copying 16 bytes that are read once: past L1, and the first to leave L2, where the scores are to stay. Without the hint at kDim
-/// 256, where nvcc 13.0 makes an instruction of it that an H200 refuses as illegal.
-template <int kDim>
-__device__ void copy_once(std::uint32_t to, const std::int8_t* from, std::uint64_t policy) {
-  if constexpr (kDim > 128) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    return;
-  }
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
-}
-
-__device__ std::uint64_t leave_first() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
 }
 
 /// Read anew each time, where registers do not hold all of them.
@@ -68,35 +51,43 @@ __device__ void multiply(int (&sums)[4], const uint4& a, std::uint32_t b0, std::
                : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-/// Largest score and sum of exp(score - largest) of what was added; -FLT_MAX and 0 when nothing was.
+__device__ void exchange(uint4& a, uint4& b, bool exchanged) {
+  const uint4 first = exchanged ? b : a;
+  b = exchanged ? a : b;
+  a = first;
+}
+
+/// Largest score and, in each lane, the sum of exp(score - largest) of what it added; -FLT_MAX and 0 when nothing was.
 struct Softmax {
   float largest = -FLT_MAX;
   float sum = 0.0F;
 
+  /// `top` is the largest of the scores and those that the other lanes add.
   template <int kCount>
-  __device__ void add(const float (&scores)[kCount]) {
-    float top = largest;
+  __device__ void add(const float (&scores)[kCount], float top) {
+    const float before = largest;
+    largest = fmaxf(largest, top);
+    sum *= power_of_two((before - largest) * kLog2e);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) top = fmaxf(top, scores[i]);
-    sum *= power_of_two((largest - top) * kLog2e);
-    largest = top;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum += power_of_two((scores[i] - top) * kLog2e);
-  }
-  __device__ void merge(float other_largest, float other_sum) {
-    const float top = fmaxf(largest, other_largest);
-    sum = sum * power_of_two((largest - top) * kLog2e) + other_sum * power_of_two((other_largest - top) * kLog2e);
-    largest = top;
+    for (int i = 0; i < kCount; ++i) sum += power_of_two((scores[i] - largest) * kLog2e);
   }
 };
 
+/// What is stored of two scores of a tile, the first in the low half.
+__device__ std::uint32_t levels_below(float top, float first, float second) {
+  constexpr float kInteger = 8388608.0F;  // 2^23, at which the low bits of a float are the nearest integer
+  const float low = fminf((top - first) * kScoreLevels, kLowestLevel) + kInteger;
+  const float high = fminf((top - second) * kScoreLevels, kLowestLevel) + kInteger;
+  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410);
+}
+
 /// How a warp scores 16 chunks at once. The matrix instruction takes queries as its 16 rows, high planes in rows 0-7 and low planes in rows
-/// 8-15, and kBlocks times 8 chunks as its columns, so that lane (g, t) holds both planes of query g. Which chunk is which column, and
-/// which of its bytes are which k, is free as long as all agree: a lane reads 16 whole bytes of a mean at a time, which are two k-steps of
-/// its own, and column n of block b is chunk (n / 2) * kLaneChunks + 2 b + n % 2, which gives a lane consecutive chunks to store.
+/// 8-15, and kBlocks times 8 chunks as its columns, so that lane (g, t) holds both planes of query g and scores chunks 2t, 2t + 1, 2t + 8
+/// and 2t + 9. Which bytes of a mean are which k is free as long as all agree: a lane reads 16 whole bytes at a time, which are two k-steps
+/// of its own.
 ///
-/// The means of a unit lie together, so a warp copies them in whole lines into a ring of its own in shared memory, kStages units ahead of
-/// the one it works on: memory stays busy while warps compute, though they all start at once.
+/// The means of a unit lie together, so a warp copies them into a ring of its own in shared memory, kStages units ahead of the one it works
+/// on: memory stays busy while warps compute, though they all start at once.
 template <int kDim>
 struct Unit {
   static constexpr int kParts = (kDim + 63) / 64;  // 64 bytes of a mean, which four lanes read together
@@ -106,16 +97,17 @@ struct Unit {
   static constexpr int kChunks = 8 * kBlocks;
   static constexpr int kBytes = kChunks * kDim;
   static constexpr int kStages = kDim > 128 ? 2 : 3;  // with three of 2 KB, seven blocks of four warps share a multiprocessor
-  // Rows of a multiple of 128 bytes begin in the same bank: odd ones swap the halves of their 128 bytes, as two rows are read at a time.
-  static constexpr int kSwap = kDim % 128 == 0 ? 64 : 0;
+  // Rows of a multiple of 128 bytes begin in the same bank, and two are read at a time: odd ones are read second half first.
+  static constexpr bool kSwaps = kDim % 128 == 0;
 };
-static_assert(kTileChunks % Unit<128>::kChunks == 0, "a unit in range lies within max_chunks");
+static_assert(kTileChunks == Unit<128>::kChunks, "a unit is a tile");
 
 template <int kDim, int kQueryTiles>
 struct ScoreMemory {
   uint4 fragments[kQueryTiles][Unit<kDim>::kSteps][32];  // high, low, high, low words of a lane
-  alignas(16) float key_scales[kSplitChunks];
+  alignas(16) float key_scales[kScoreChunks];
   float query_scales[kQueryTiles * kQueries];
+  std::uint64_t barriers[kMaxWarps][Unit<kDim>::kStages];
   float largest[kMaxWarps][kQueryTiles * kQueries];
   float sums[kMaxWarps][kQueryTiles * kQueries];
 };
@@ -128,18 +120,35 @@ __device__ float4 load_four(const RowsIn& rows, std::size_t at) {
           __uint_as_float(bits.y & 0xFFFF0000U)};
 }
 
-/// One warp lays one query out as fragments, or zeros where it is not `live`; returns the value of one level.
+/// A lane's elements of a query: four from each multiple of 128 on.
 template <int kDim>
-__device__ float lay_out_query(const RowsIn& queries, std::size_t at, bool live, int query, uint4 (&fragments)[Unit<kDim>::kSteps][32]) {
-  constexpr int kPadded = Unit<kDim>::kParts * 64;
-  constexpr int kFours = (kPadded + 127) / 128;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+struct QueryPart {
+  static constexpr int kPadded = Unit<kDim>::kParts * 64;
+  static constexpr int kFours = (kPadded + 127) / 128;
   float4 four[kFours];
+
+  /// Zeros where the query is not `live`.
+  __device__ static QueryPart load(const RowsIn& queries, std::size_t at, bool live) {
+    QueryPart part;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const int d = i * 128 + static_cast<int>(threadIdx.x) % 32 * 4;
+      part.four[i] = live && d < kDim ? load_four(queries, at + static_cast<std::size_t>(d)) : float4{};
+    }
+    return part;
+  }
+};
+
+/// One warp lays one query out as fragments; returns the value of one level.
+template <int kDim>
+__device__ float lay_out_query(const QueryPart<kDim>& part, int query, uint4 (&fragments)[Unit<kDim>::kSteps][32]) {
+  constexpr int kPadded = QueryPart<kDim>::kPadded;
+  constexpr int kFours = QueryPart<kDim>::kFours;
+  const auto& four = part.four;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   float largest = 0.0F;
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {
-    const int d = i * 128 + lane * 4;
-    four[i] = live && d < kDim ? load_four(queries, at + static_cast<std::size_t>(d)) : float4{};
     largest = fmaxf(fmaxf(fmaxf(largest, fabsf(four[i].x)), fmaxf(fabsf(four[i].y), fabsf(four[i].z))), fabsf(four[i].w));
   }
   largest = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest)));
@@ -188,11 +197,11 @@ __device__ LiveRows live_rows(RowMode mode, int rows_per_sequence) {
 
 /// Threads that bound the registers of a kernel, to 72, 80 and 96: with the 72 of the usual case seven blocks of 128 threads share a
 /// multiprocessor. Blocks have up to 32 * kMaxWarps threads.
-constexpr int score_threads(int query_tiles) { return query_tiles == 1 ? 896 : query_tiles == 2 ? 768 : 640; }
+constexpr int score_threads(int dim, int query_tiles) { return query_tiles == 1 ? 896 : query_tiles == 2 && dim <= 128 ? 768 : 640; }
 
 /// One block scores the chunks of a split for all live rows of a sequence and one KV head, in one read of the key means.
 template <int kDim, int kQueryTiles>
-__global__ void __launch_bounds__(score_threads(kQueryTiles))
+__global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
     score_kernel(StoreLayout layout, Layer layer, StepView view, RowsIn queries, float scale) {
   using Shape = Unit<kDim>;
   constexpr int kParts = Shape::kParts;
@@ -206,6 +215,12 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   const int split = static_cast<int>(blockIdx.x);
   const int kv_head = static_cast<int>(blockIdx.y);
   const int place = static_cast<int>(blockIdx.z);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  using Ring = WarpRing<Shape::kBytes, kStages>;
+  Ring ring(reinterpret_cast<std::byte*>(rings) + warp * kStages * Shape::kBytes, shared.barriers[warp]);
   // The key means too wait for it: an append may be right ahead, and of kernels that overlap several can be under way.
   wait_for_earlier_kernels();
   const int storage = read_now(view.slot_of + place);
@@ -217,15 +232,15 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
   const int first_row = place * view.rows_per_sequence + live.first;
   const auto statistics_at = [&](int query) {
     const std::size_t list = layout.work_list(layer, first_row + query / layout.group, kv_head);
-    return (list * static_cast<std::size_t>(layout.splits) + static_cast<std::size_t>(split)) * static_cast<std::size_t>(layout.group) +
+    return (list * static_cast<std::size_t>(layout.score_splits()) + static_cast<std::size_t>(split)) *
+               static_cast<std::size_t>(layout.group) +
            static_cast<std::size_t>(query % layout.group);
   };
 
   // from here on chunks count from the beginning of the split
-  const int first_chunk = split * kSplitChunks;
+  const int first_chunk = split * kScoreChunks;
   const int begin = max(layout.range_begin() - first_chunk, 0);
-  const int end = min(layout.range_end(position) - first_chunk, kSplitChunks);
-  const int thread = static_cast<int>(threadIdx.x);
+  const int end = min(layout.range_end(position) - first_chunk, kScoreChunks);
   if (begin >= end) {
     if (thread < query_count) {
       layout.score_max[statistics_at(thread)] = kLowest;
@@ -233,60 +248,55 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
     }
     return;
   }
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
   const int lane_row = lane / 4;   // column that it reads, query that it scores
   const int lane_part = lane % 4;  // of 64 bytes that it reads, of a unit's chunks that it scores
 
   const std::size_t at =
       layout.list(storage, layer, kv_head) * static_cast<std::size_t>(layout.max_chunks) + static_cast<std::size_t>(first_chunk);
   const std::int8_t* const means = layout.key_means + at * kDim;
-  const std::uint64_t policy = leave_first();
-  char* const ring = reinterpret_cast<char*>(rings) + warp * kStages * Shape::kBytes;
-  // A lane copies every 32nd piece of 16 bytes; all of its rows are odd or all even where rows swap halves.
-  const int lane_to = lane * 16 ^ (lane * 16 / kDim % 2 * Shape::kSwap);
-  const auto copy_unit = [&](int unit, int stage) {
-    const std::int8_t* const from = means + unit * Shape::kBytes + lane * 16;
-    const auto to = shared_address(ring + stage * Shape::kBytes + lane_to);
-#pragma unroll
-    for (int i = 0; i < Shape::kBytes; i += 512) {
-      if (i + 512 <= Shape::kBytes || i + lane * 16 < Shape::kBytes) copy_once<kDim>(to + static_cast<std::uint32_t>(i), from + i, policy);
-    }
+  int unit = begin / Shape::kChunks;
+  int last_unit = (end + Shape::kChunks - 1) / Shape::kChunks;
+  const int each = (last_unit - unit + warps - 1) / warps;
+  unit += warp * each;
+  last_unit = min(last_unit, unit + each);
+  // What is read is asked for in the order of need, as memory answers in turn: queries and scales, then the first units. What is behind the
+  // range but in its last unit is copied too, and does not count.
+  const auto load_query = [&](int query) {
+    const std::size_t row = static_cast<std::size_t>(first_row + query / layout.group);
+    const std::size_t head = static_cast<std::size_t>(kv_head * layout.group + query % layout.group);
+    return QueryPart<kDim>::load(queries, (row * static_cast<std::size_t>(layout.heads) + head) * kDim, query < query_count);
   };
-  int unit = begin / Shape::kChunks + warp;
-  const int units = (end + Shape::kChunks - 1) / Shape::kChunks;
-  // The queries are prepared while these are on their way: scales, then the first units, each a group. What is behind the range but in its
-  // last unit is copied too, and does not count.
-  for (int c = thread * 4; c < kSplitChunks; c += static_cast<int>(blockDim.x) * 4) {
+  constexpr int kAllQueries = kQueryTiles * kQueries;
+  constexpr int kTogether = 2;
+  QueryPart<kDim> parts[kTogether];
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+    if (warp + i * warps < kAllQueries) parts[i] = load_query(warp + i * warps);
+  }
+  for (int c = thread * 4; c < kScoreChunks; c += static_cast<int>(blockDim.x) * 4) {
     copy_async(shared_address(shared.key_scales + c), layout.key_scales + at + c, c < end);
   }
   commit_copies();
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
-    if (unit + stage * warps < units) copy_unit(unit + stage * warps, stage);
-    commit_copies();
+    ring.start(stage, means + (unit + stage) * Shape::kBytes, unit + stage < last_unit ? Shape::kBytes : 0);
   }
-
-  for (int query = warp; query < kQueryTiles * kQueries; query += warps) {
-    const std::size_t row = static_cast<std::size_t>(first_row + query / layout.group);
-    const std::size_t head = static_cast<std::size_t>(kv_head * layout.group + query % layout.group);
-    const float level = lay_out_query<kDim>(queries, (row * static_cast<std::size_t>(layout.heads) + head) * kDim, query < query_count,
-                                            query % kQueries, shared.fragments[query / kQueries]);
-    if (lane == 0) shared.query_scales[query] = level * scale;
-  }
-  float* const scores =
-      layout.scores +
-      layout.work_list(layer, first_row, kv_head) * static_cast<std::size_t>(layout.group) * static_cast<std::size_t>(layout.max_chunks) +
-      first_chunk;
-  std::uint32_t score_row[kQueryTiles];  // from `scores` on; row lists of a second row lie layout.heads rows on
+  for (int first = warp; first < kAllQueries; first += kTogether * warps) {
 #pragma unroll
-  for (int n = 0; n < kQueryTiles; ++n) {
-    const int query = n * kQueries + lane_row;
-    const int list_row = query / layout.group * layout.heads + query % layout.group;
-    score_row[n] = query < query_count ? static_cast<std::uint32_t>(list_row) * static_cast<std::uint32_t>(layout.max_chunks) : kNoRow;
+    for (int i = 0; i < kTogether; ++i) {
+      const int query = first + i * warps;
+      if (query >= kAllQueries) continue;
+      if (first != warp) parts[i] = load_query(query);
+      const float level = lay_out_query<kDim>(parts[i], query % kQueries, shared.fragments[query / kQueries]);
+      if (lane == 0) shared.query_scales[query] = level * scale;
+    }
   }
-  wait_for_copies<kStages>();  // the scales
+  const std::size_t score_list = layout.score_list(layer, place, kv_head);
+  const int columns = layout.columns();
+  const int first_tile = first_chunk / kTileChunks;
+  float* const tile_max = layout.tile_max_of(score_list) + first_tile * columns;
+  std::uint16_t* const levels = layout.score_levels_of(score_list) + static_cast<std::size_t>(first_tile * columns) * kTileChunks;
+  wait_for_copies<Ring::kCommits>();  // the scales
   __syncthreads();
 
   uint4 held[kHeld ? Shape::kSteps : 1];
@@ -299,31 +309,40 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
     return load_fragment(&shared.fragments[n][step][lane]);
   };
   // A lane behind the end of a mean reads bytes that meet zeros of the query.
-  const int first_part = lane_part * 16 ^ (lane_row % 2 * Shape::kSwap);
+  const bool swapped = Shape::kSwaps && lane_row % 2 != 0;
+  const int first_part = lane_part * 16 ^ (swapped ? 64 : 0);
   const int last_part = (kParts - 1) * 64 + lane_part * 16 < kDim ? (kParts - 1) * 64 : 0;
-  const int lane_from = (lane_row / 2 * kLaneChunks + lane_row % 2) * kDim;
+  const int lane_from = lane_row * kDim;
   Softmax softmax[kQueryTiles];
-  for (int stage = 0; unit < units; unit += warps, stage = stage + 1 < kStages ? stage + 1 : 0) {
-    wait_for_copies<kStages - 1>();
-    __syncwarp();  // what other lanes copied is there too
-    const char* const from = ring + stage * Shape::kBytes + lane_from;
+  int stage = 0;
+  std::uint32_t turn = 0;
+  for (; unit < last_unit; ++unit) {
+    const std::byte* const from = ring.wait(stage, turn) + lane_from;
     uint4 mean[kBlocks][kParts];
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
         const int part = kDim % 64 != 0 && p == kParts - 1 ? last_part : p * 64;
-        mean[b][p] = *reinterpret_cast<const uint4*>(from + 2 * b * kDim + (part ^ first_part));
+        mean[b][p] = *reinterpret_cast<const uint4*>(from + 8 * b * kDim + (part ^ first_part));
+      }
+      if constexpr (Shape::kSwaps) {
+#pragma unroll
+        for (int p = 0; p < kParts; p += 2) exchange(mean[b][p], mean[b][p + 1], swapped);
       }
     }
     __syncwarp();  // all have read before the next one is copied there
-    if (unit + kStages * warps < units) copy_unit(unit + kStages * warps, stage);
-    commit_copies();
+    ring.start(stage, means + (unit + kStages) * Shape::kBytes, unit + kStages < last_unit ? Shape::kBytes : 0);
+    if (++stage == kStages) {
+      stage = 0;
+      ++turn;
+    }
 
-    const int chunk = unit * Shape::kChunks + lane_part * kLaneChunks;
+    const int chunk = unit * Shape::kChunks + lane_part * 2;  // the lane's first; the others are behind it by 1, 8 and 9
     const bool whole = unit * Shape::kChunks >= begin && (unit + 1) * Shape::kChunks <= end;
-    const float4 key_scale = *reinterpret_cast<const float4*>(shared.key_scales + chunk);
-    const float key_scales[kLaneChunks] = {key_scale.x, key_scale.y, key_scale.z, key_scale.w};
+    const float2 first_scales = *reinterpret_cast<const float2*>(shared.key_scales + chunk);
+    const float2 last_scales = *reinterpret_cast<const float2*>(shared.key_scales + chunk + 8);
+    const float key_scales[kLaneChunks] = {first_scales.x, first_scales.y, last_scales.x, last_scales.y};
 #pragma unroll
     for (int n = 0; n < kQueryTiles; ++n) {
       int sums[kBlocks][4] = {};
@@ -346,12 +365,21 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
       if (!whole) {
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
-          if (chunk + i < begin || chunk + i >= end) score[i] = kLowest;
+          const int at_chunk = chunk + i / 2 * 8 + i % 2;
+          if (at_chunk < begin || at_chunk >= end) score[i] = kLowest;
         }
       }
-      softmax[n].add(score);
-      if (score_row[n] == kNoRow || chunk >= end) continue;
-      *reinterpret_cast<float4*>(scores + score_row[n] + chunk) = {score[0], score[1], score[2], score[3]};
+      float top = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
+      softmax[n].add(score, top);
+      const int query = n * kQueries + lane_row;
+      if (query < query_count) {
+        const int at_tile = unit * columns + live.first * layout.group + query;
+        reinterpret_cast<uint2*>(levels)[at_tile * 4 + lane_part] = {levels_below(top, score[0], score[1]),
+                                                                     levels_below(top, score[2], score[3])};
+        if (lane_part == 0) tile_max[at_tile] = top;
+      }
     }
   }
 
@@ -361,7 +389,7 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
     Softmax& total = softmax[n];
 #pragma unroll
     for (int step = 1; step < 4; step *= 2) {
-      total.merge(__shfl_xor_sync(kAllLanes, total.largest, step), __shfl_xor_sync(kAllLanes, total.sum, step));
+      total.sum += __shfl_xor_sync(kAllLanes, total.sum, step);
     }
     if (lane_part != 0) continue;
     shared.largest[warp][n * kQueries + lane_row] = total.largest;
@@ -380,7 +408,8 @@ __global__ void __launch_bounds__(score_threads(kQueryTiles))
 template <int kDim, int kQueryTiles>
 void launch_scores(const StoreLayout& layout, Layer layer, const StepView& view, RowsIn queries, cudaStream_t stream) {
   constexpr int kRingBytes = Unit<kDim>::kStages * Unit<kDim>::kBytes;  // of a warp
-  const dim3 grid(static_cast<unsigned>(layout.splits), static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.sequences));
+  const dim3 grid(static_cast<unsigned>(layout.score_splits()), static_cast<unsigned>(layout.kv_heads),
+                  static_cast<unsigned>(view.sequences));
   const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;
   // few blocks get more warps each, to keep as many reads in flight, as far as shared memory goes
   unsigned threads = blocks >= 512 ? 128 : blocks >= 256 ? 256 : 512;

@@ -19,8 +19,10 @@
 namespace dualdecoder::cuda {
 
 inline constexpr int kTileChunks = 16;     ///< chunks that one matrix instruction scores
-inline constexpr int kSplitChunks = 1024;  ///< chunks that one block scores or sums up; a multiple of kTileChunks
-inline constexpr int kPartTokens = 256;    ///< exact tokens that one block attends to
+inline constexpr int kSplitChunks = 1024;  ///< chunks that one block sums up; a multiple of kTileChunks
+inline constexpr int kSplitTiles = kSplitChunks / kTileChunks;
+inline constexpr int kScoreChunks = 512;  ///< chunks that one block scores; a split is a multiple
+inline constexpr int kPartTokens = 256;   ///< exact tokens that one block attends to
 
 /// What a store counted; the order is that of StoreStatistics.
 enum class Counter : int {
@@ -70,7 +72,7 @@ struct StoreLayout {
   std::byte* window;           ///< [lists, window_chunks] chunk-heads
   std::int8_t* key_means;      ///< [lists, max_chunks, dim]
   float* key_scales;           ///< [lists, max_chunks]
-  std::uint32_t* value_tiles;  ///< [lists, max_chunks / 16, 32 lanes, dim / 16] see value_place()
+  std::uint32_t* value_tiles;  ///< [lists, max_chunks / 16, 2 * dim] see value_place()
   float* value_scales;         ///< [lists, max_chunks]
   float* bias;                 ///< [max_sequences, layers, heads]
   std::byte** host;            ///< [max_sequences] host tier [layers, kv_heads, host_chunks] chunk-heads, readable by the device
@@ -86,11 +88,12 @@ struct StoreLayout {
   std::uint32_t* pass;  ///< [1] passes committed so far, from 1
 
   // of one pass; the first index is the parity of the layer, or there is one_layer
-  float* scores;            ///< [1 or 2, row lists, group, max_chunks] scaled score of a chunk's mean, by chunk
-  float* score_max;         ///< [1 or 2, row lists, splits, group]
-  float* score_sum;         ///< [1 or 2, row lists, splits, group] of exp(score - score_max)
-  float* partials;          ///< [row lists, parts + 1 + splits, group, dim + 2] values, then largest score and sum of exp
-  std::uint64_t* counters;  ///< [Counter::count]
+  float* tile_max;              ///< [1 or 2, sequences, kv_heads, splits * kSplitTiles, columns()] largest score of a tile
+  std::uint16_t* score_levels;  ///< [1 or 2, sequences, kv_heads, max_chunks / 16, columns(), 16] how far scores lie below it
+  float* score_max;             ///< [1 or 2, row lists, score_splits(), group]
+  float* score_sum;             ///< [1 or 2, row lists, score_splits(), group] of exp(score - score_max)
+  float* partials;              ///< [row lists, partial_count(), group, dim + 2] values, then largest score and sum of exp
+  std::uint64_t* counters;      ///< [Counter::count]
 
   DUALDECODER_HOST_DEVICE std::size_t list(int slot, Layer layer, int kv_head) const {
     return (static_cast<std::size_t>(slot) * static_cast<std::size_t>(layers) + static_cast<std::size_t>(layer)) *
@@ -100,6 +103,10 @@ struct StoreLayout {
   DUALDECODER_HOST_DEVICE std::size_t row_list(int row, int kv_head) const {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(kv_head);
   }
+  /// Parts of kPartTokens that sinks and window take.
+  DUALDECODER_HOST_DEVICE int near_parts() const { return ((sink_chunks + window_chunks) * chunk + kPartTokens - 1) / kPartTokens; }
+  /// Partial results of a row list: of the selected chunks, of sinks and window, of the tail.
+  DUALDECODER_HOST_DEVICE int partial_count() const { return parts + near_parts() + splits; }
   DUALDECODER_HOST_DEVICE int rows() const { return max_sequences * rows_per_sequence; }
   DUALDECODER_HOST_DEVICE std::size_t row_lists() const { return row_list(rows(), 0); }
   DUALDECODER_HOST_DEVICE std::size_t work_lists() const { return (one_layer ? 1 : 2) * row_lists(); }
@@ -107,11 +114,34 @@ struct StoreLayout {
   DUALDECODER_HOST_DEVICE std::size_t work_list(Layer layer, int row, int kv_head) const {
     return (one_layer ? 0 : static_cast<std::size_t>(layer & 1) * row_lists()) + row_list(row, kv_head);
   }
+  /// Query heads of a KV head in all rows of a sequence, row by row: they are scored together.
+  DUALDECODER_HOST_DEVICE int columns() const { return rows_per_sequence * group; }
+  DUALDECODER_HOST_DEVICE int score_splits() const { return splits * (kSplitChunks / kScoreChunks); }
+  DUALDECODER_HOST_DEVICE std::size_t score_lists() const {
+    return (one_layer ? 1 : 2) * static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(kv_heads);
+  }
+  /// Index of what the rows of the sequence at `place` of the pass have of a KV head in tile_max and score_levels.
+  DUALDECODER_HOST_DEVICE std::size_t score_list(Layer layer, int place, int kv_head) const {
+    const std::size_t half = one_layer ? 0 : static_cast<std::size_t>(layer & 1) * static_cast<std::size_t>(max_sequences);
+    return (half + static_cast<std::size_t>(place)) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(kv_head);
+  }
+  DUALDECODER_HOST_DEVICE float* tile_max_of(std::size_t score_list) const {
+    return tile_max + score_list * static_cast<std::size_t>(splits * kSplitTiles) * static_cast<std::size_t>(columns());
+  }
+  DUALDECODER_HOST_DEVICE std::uint16_t* score_levels_of(std::size_t score_list) const {
+    return score_levels + score_list * static_cast<std::size_t>(max_chunks) * static_cast<std::size_t>(columns());
+  }
   /// First chunk that can be chosen, and one behind the last: the window of `length` committed tokens begins there.
   DUALDECODER_HOST_DEVICE int range_begin() const { return sink_chunks; }
   DUALDECODER_HOST_DEVICE int range_end(int length) const {
     const int end = (length - local_tokens) / chunk;
     return end > sink_chunks ? end : sink_chunks;
+  }
+  /// Tokens of sinks and window that precede `end`; the window of `length` committed tokens begins behind the choosable chunks.
+  DUALDECODER_HOST_DEVICE int near_tokens(int end, int length) const {
+    const int sink_tokens = sink_chunks * chunk < end ? sink_chunks * chunk : end;
+    const int window_first = range_end(length) * chunk;
+    return sink_tokens + (end > window_first ? end - window_first : 0);
   }
   /// Where a chunk that is a sink or in the window lies on the device.
   DUALDECODER_HOST_DEVICE std::byte* near_chunk(std::size_t list, int j) const {
@@ -139,10 +169,21 @@ struct StoreLayout {
 #endif
 };
 
-/// Place of a value summary's element in its tile of 16 chunks: the order in which mma.m16n8k16 takes its B operand (k = chunk, n = dim),
-/// so that a lane reads the dim / 16 words that are its own. A word holds, for an even and an odd group j of 8 dims, the four chunks 2t, 2t
-/// + 1, 2t + 8 and 2t + 9 of lane t: pair p = (j % 2) * 2 + h at bits 4 p (chunk 2t + 8h) and 16 + 4 p (chunk 2t + 8h + 1). Nibbles are the
-/// level plus 8, -7 .. 7.
+/// The score of a chunk, as the choice compares it and the tail weighs it, is the largest of its tile minus score_levels / kScoreLevels:
+/// steps of 1 / 4,096 nat, which change a weight by 1.3e-4 of itself at most. What lies 16 nats and more below its neighbour, a ten
+/// millionth of its weight, counts as 16 nats below it.
+inline constexpr float kScoreLevels = 4096.0F;
+inline constexpr float kLowestLevel = 65535.0F;
+/// Place of a chunk's level among the 16 of its tile: the four chunks 2t, 2t + 1, 2t + 8 and 2t + 9, which one lane scores and weighs, lie
+/// together.
+DUALDECODER_HOST_DEVICE inline int score_place(int chunk_in_tile) {
+  return chunk_in_tile % 8 / 2 * 4 + chunk_in_tile / 8 * 2 + chunk_in_tile % 2;
+}
+
+/// Place of a value summary's element in its tile of 16 chunks: the order in which mma.m16n8k16 takes it (k = chunk). Each of 32 lanes has
+/// dim / 16 words; where these are whole vectors of four, the first vectors of all lanes lie together, then the second ones. A word holds,
+/// for an even and an odd group j of 8 dims, the four chunks 2t, 2t + 1, 2t + 8 and 2t + 9 of lane t: pair p = (j % 2) * 2 + h at bits 4 p
+/// (chunk 2t + 8h) and 16 + 4 p (chunk 2t + 8h + 1). Nibbles are the level plus 8, -7 .. 7.
 struct ValuePlace {
   int word;  ///< in the tile
   int shift;
@@ -151,7 +192,9 @@ DUALDECODER_HOST_DEVICE inline ValuePlace value_place(int dim, int chunk_in_tile
   const int j = d / 8;
   const int lane = (d % 8) * 4 + (chunk_in_tile % 8) / 2;
   const int pair = (j % 2) * 2 + chunk_in_tile / 8;
-  return {lane * (dim / 16) + j / 2, (chunk_in_tile % 2) * 16 + pair * 4};
+  const int own = j / 2;
+  const int word = dim % 64 == 0 ? own / 4 * 128 + lane * 4 + own % 4 : lane * (dim / 16) + own;
+  return {word, (chunk_in_tile % 2) * 16 + pair * 4};
 }
 
 /// Rows that kernels read or write: f32 or bf16, told apart at run time, since they are few next to what a kernel reads.

@@ -79,7 +79,8 @@ class World {
     tiles_.assign(lists * at(l.max_chunks) * at(c.dim) / 8, 0xFFFFFFFFU);
     value_scales_.assign(lists * at(l.max_chunks), NAN);
     bias_.assign(at(l.max_sequences * l.layers * l.heads), NAN);
-    scores_.assign(2 * l.row_lists() * at(l.group * l.max_chunks), NAN);
+    tile_max_.assign(l.score_lists() * at(l.columns() * l.splits * kSplitTiles), NAN);
+    score_levels_.assign(l.score_lists() * at(l.columns() * l.max_chunks), 0);
     chosen_.assign(l.row_lists() * at(c.selected), -1);
     chosen_count_.assign(l.row_lists(), 0);
     for (int s = 0; s < sequences_; ++s) {
@@ -103,9 +104,10 @@ class World {
     const DeviceArray<std::uint32_t> tiles(tiles_);
     const DeviceArray<float> value_scales(value_scales_);
     const DeviceArray<float> bias(bias_);
-    const DeviceArray<float> scores(scores_);
+    const DeviceArray<float> tile_max(tile_max_);
+    const DeviceArray<std::uint16_t> score_levels(score_levels_);
     const DeviceArray<std::uint32_t> pass(std::vector<std::uint32_t>{kPass});
-    const DeviceArray<float> partials(std::vector<float>(l.row_lists() * at((l.parts + 1 + l.splits) * l.group * (l.dim + 2)), NAN));
+    const DeviceArray<float> partials(std::vector<float>(l.row_lists() * at(l.partial_count() * l.group * (l.dim + 2)), NAN));
     l.sinks = reinterpret_cast<std::byte*>(sinks.data());
     l.window = reinterpret_cast<std::byte*>(window.data());
     l.data = reinterpret_cast<std::byte*>(data.data());
@@ -113,7 +115,8 @@ class World {
     l.value_tiles = tiles.data();
     l.value_scales = value_scales.data();
     l.bias = bias.data();
-    l.scores = scores.data();
+    l.tile_max = tile_max.data();
+    l.score_levels = score_levels.data();
     l.pass = pass.data();
     l.partials = partials.data();
     const DeviceArray<int> chosen(chosen_);
@@ -211,8 +214,9 @@ class World {
     std::mt19937& random = row % c_.rows_per_sequence == 0 ? of_sequence : own;
     std::normal_distribution<float> normal(0.0F, c_.score_deviation);
     for (int g = 0; g < c_.group; ++g) {
-      float* const scores = scores_.data() + (layout_.work_list(kLayer, row, kv_head) * at(c_.group) + at(g)) * at(layout_.max_chunks);
-      for (int j = c_.sink_chunks; j < end; ++j) scores[j] = c_.ties ? 0.5F : normal(random);
+      std::vector<float> scores(at(layout_.max_chunks), -INFINITY);
+      for (int j = c_.sink_chunks; j < end; ++j) scores[at(j)] = c_.ties ? 0.5F : normal(random);
+      keep_scores(row, kv_head, g, scores, end);
     }
     std::vector<int> all;
     for (int j = c_.sink_chunks; j < end; ++j) all.push_back(j);
@@ -233,6 +237,34 @@ class World {
       std::uint16_t* const to = data_.data() + (slot_list_index * at(layout_.slots) + at(slot)) * elements();
       for (std::size_t i = 0; i < elements(); ++i) to[i] = narrow(element(random));
     }
+  }
+
+  /// Index of a query head's maximum of a tile; its levels are the 16 of that index.
+  std::size_t score_tile(int row, int kv_head, int g, int tile, int tiles) const {
+    const std::size_t list = layout_.score_list(kLayer, row / c_.rows_per_sequence, kv_head);
+    const int column = row % c_.rows_per_sequence * c_.group + g;
+    return (list * at(tiles) + at(tile)) * at(layout_.columns()) + at(column);
+  }
+  std::size_t top_place(int row, int kv_head, int g, int j) const {
+    return score_tile(row, kv_head, g, j / kTileChunks, layout_.splits * kSplitTiles);
+  }
+  std::size_t level_place(int row, int kv_head, int g, int j) const {
+    return score_tile(row, kv_head, g, j / kTileChunks, layout_.max_chunks / kTileChunks) * at(kTileChunks) +
+           at(score_place(j % kTileChunks));
+  }
+  /// As score_summaries leaves them: the largest of 16 chunks, and how far each lies below it.
+  void keep_scores(int row, int kv_head, int g, const std::vector<float>& scores, int end) {
+    for (int first = c_.sink_chunks / kTileChunks * kTileChunks; first < end; first += kTileChunks) {
+      const float top = *std::max_element(scores.begin() + first, scores.begin() + first + kTileChunks);
+      tile_max_[top_place(row, kv_head, g, first)] = top;
+      for (int j = first; j < first + kTileChunks; ++j) {
+        score_levels_[level_place(row, kv_head, g, j)] =
+            static_cast<std::uint16_t>(std::nearbyint(std::min((top - scores[at(j)]) * 4096.0F, 65535.0F)));
+      }
+    }
+  }
+  double kept_score(int row, int kv_head, int g, int j) const {
+    return static_cast<double>(tile_max_[top_place(row, kv_head, g, j)]) - score_levels_[level_place(row, kv_head, g, j)] / 4096.0;
   }
 
   void set_level(std::size_t list, int j, int d, int level) {
@@ -293,8 +325,6 @@ class World {
     }
     const std::size_t choice = layout_.row_list(chooser(row), kv_head);
     const int* const chosen = chosen_.data() + choice * at(c_.selected);
-    const float* const scores =
-        scores_.data() + (layout_.work_list(kLayer, row, kv_head) * at(c_.group) + at(head % c_.group)) * at(layout_.max_chunks);
     const double shift =
         std::log(static_cast<double>(c_.chunk)) +
         static_cast<double>(c_.bias_scale) * static_cast<double>(bias_[at((slot * layout_.layers + kLayer) * layout_.heads + head)]);
@@ -306,7 +336,7 @@ class World {
         for (int t = 0; t < c_.chunk; ++t) add_token(chunk + t * c_.dim);
       } else if (c_.tail) {
         largest_value = std::max(largest_value, 7.0 * static_cast<double>(value_scales_[list * at(layout_.max_chunks) + at(j)]));
-        attention.add_summary(static_cast<double>(scores[j]) + shift,
+        attention.add_summary(kept_score(row, kv_head, head % c_.group, j) + shift,
                               [&](std::size_t d) { return value_mean(list, j, static_cast<int>(d)); });
       }
     }
@@ -325,7 +355,8 @@ class World {
   std::vector<std::uint16_t> sinks_, window_, data_;
   std::vector<int> slot_table_, chosen_, chosen_count_, slot_of_;
   std::vector<std::uint32_t> tiles_;
-  std::vector<float> value_scales_, bias_, scores_;
+  std::vector<float> value_scales_, bias_, tile_max_;
+  std::vector<std::uint16_t> score_levels_;
   Rows queries_, keys_, values_;
 };
 
@@ -399,9 +430,11 @@ void bench(int batch, int length, int chunk, int budget, int rows_per_sequence) 
   std::vector<std::uint16_t> halves(1 << 20);
   std::vector<std::uint32_t> words(1 << 20);
   std::vector<float> scores(1 << 20);
+  std::vector<std::uint16_t> levels(1 << 20);
   for (std::uint16_t& half : halves) half = narrow(normal(random));
   for (std::uint32_t& word : words) word = static_cast<std::uint32_t>(random());
   for (float& score : scores) score = normal(random);
+  for (std::uint16_t& level : levels) level = static_cast<std::uint16_t>(random() % 20000);
   const std::size_t lists = at(batch * l.layers * l.kv_heads);
   const DeviceArray<std::uint16_t> sinks = filled(lists * at(l.sink_chunks) * l.chunk_bytes / 2, halves);
   const DeviceArray<std::uint16_t> window = filled(lists * at(l.window_chunks) * l.chunk_bytes / 2, halves);
@@ -409,8 +442,9 @@ void bench(int batch, int length, int chunk, int budget, int rows_per_sequence) 
   const DeviceArray<std::uint32_t> tiles = filled(lists * at(l.max_chunks) * 16, words);
   const DeviceArray<float> value_scales = filled(lists * at(l.max_chunks), std::vector<float>{0.5F, 0.25F, 0.75F, 1.0F});
   const DeviceArray<float> bias = filled(at(batch * l.layers * l.heads), std::vector<float>{0.0F});
-  const DeviceArray<float> all_scores = filled(2 * l.row_lists() * at(l.group * l.max_chunks), scores);
-  const DeviceArray<float> partials(l.row_lists() * at((l.parts + 1 + l.splits) * l.group * (l.dim + 2)));
+  const DeviceArray<float> tile_max = filled(l.score_lists() * at(l.columns() * l.splits * kSplitTiles), scores);
+  const DeviceArray<std::uint16_t> score_levels = filled(l.score_lists() * at(l.columns() * l.max_chunks), levels);
+  const DeviceArray<float> partials(l.row_lists() * at(l.partial_count() * l.group * (l.dim + 2)));
   const DeviceArray<std::uint32_t> pass(std::vector<std::uint32_t>{1});
   // a row chooses every n-th chunk; the second row of a sequence one in twenty of its own
   const int spacing = (l.max_chunks - l.sink_chunks - l.window_chunks - 16) / l.selected;
@@ -447,7 +481,8 @@ void bench(int batch, int length, int chunk, int budget, int rows_per_sequence) 
   l.value_tiles = tiles.data();
   l.value_scales = value_scales.data();
   l.bias = bias.data();
-  l.scores = all_scores.data();
+  l.tile_max = tile_max.data();
+  l.score_levels = score_levels.data();
   l.pass = pass.data();
   l.partials = partials.data();
   const StepView view{batch, rows_per_sequence, slots.data(), positions.data(), modes.data(), nullptr};
@@ -463,7 +498,7 @@ void bench(int batch, int length, int chunk, int budget, int rows_per_sequence) 
     });
     const double exact = static_cast<double>(rows) * l.kv_heads * (budget + 16.0 + 128.0) * l.dim * 4.0;
     const double levels = tail ? static_cast<double>(batch) * l.kv_heads * (length / chunk) * (l.dim / 2.0 + 4.0) : 0.0;
-    const double score_bytes = tail ? static_cast<double>(rows) * l.heads * (length / chunk) * 4.0 : 0.0;
+    const double score_bytes = tail ? static_cast<double>(rows) * l.heads * (length / chunk) * 2.25 : 0.0;
     std::printf(
         "attend_chunks batch %d x %d tokens, %d row(s), chunk %d, budget %d, tail %d: %.1f us, %.0f GB/s (tokens %.1f MB, summaries "
         "%.1f MB, scores %.1f MB)\n",

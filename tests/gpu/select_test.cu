@@ -1,7 +1,8 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
-// Selection against brute force on the host: scores bit for bit against the same fixed-point sums and within the rounding of fixed point
-// against double precision; the choice against a full sort. `--bench` prints times of the 8B shape at 128K.
+// Selection against brute force on the host: the stored maxima and levels bit for bit against the same fixed-point sums, and these within
+// the rounding of fixed point against double precision; the choice against the ranks of the stored scores, which are the defined ones:
+// chunks whose scores differ by less than a level can change places. `--bench` prints times of the 8B shape at 128K.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -162,18 +163,18 @@ class Checker {
     DUALDECODER_EXPECT(count == wanted, "%s: row %d head %d chose %d, not %d", case_.name, row, kv_head, count, wanted);
     if (wanted <= 0 || count != wanted) return;
     const std::size_t work = layout.work_list(layer, row, kv_head) * static_cast<std::size_t>(layout.group);
-    std::vector<std::vector<float>> scores;
+    std::vector<Scores> scores;
     std::vector<double> log_sums;
     for (int g = 0; g < layout.group; ++g) {
-      scores.push_back(StoreArrays::get(layout.scores + (work + static_cast<std::size_t>(g)) * arrays_.chunks(), arrays_.chunks()));
-      check_scores(layer, row, kv_head, g, begin, end, scores.back());
-      log_sums.push_back(check_splits(layer, row, kv_head, g, begin, end, scores.back()));
+      const std::vector<float> exact = fixed_point_scores(layer, row, kv_head, g, begin, end);
+      scores.push_back(stored_scores(layer, row, kv_head, g, begin, end, exact));
+      log_sums.push_back(check_splits(layer, row, kv_head, g, begin, end, exact));
     }
     std::vector<double> rank(static_cast<std::size_t>(end), -INFINITY);
     double magnitude = 1.0;
     for (int c = begin; c < end; ++c) {
       for (int g = 0; g < layout.group; ++g) {
-        const double score = scores[static_cast<std::size_t>(g)][static_cast<std::size_t>(c)];
+        const double score = scores[static_cast<std::size_t>(g)].value(c);
         rank[static_cast<std::size_t>(c)] = std::max(rank[static_cast<std::size_t>(c)], score - log_sums[static_cast<std::size_t>(g)]);
         magnitude = std::max({magnitude, std::fabs(score), std::fabs(log_sums[static_cast<std::size_t>(g)])});
       }
@@ -181,7 +182,18 @@ class Checker {
     check_choice(row, kv_head, begin, end, {chunks, static_cast<std::size_t>(count)}, shares, rank, magnitude * 4e-6, scores);
   }
 
-  void check_scores(Layer layer, int row, int kv_head, int g, int begin, int end, const std::vector<float>& scores) const {
+  /// Scores of one query head as the store defines them: the largest of 16 chunks, and 16 bits of how far each lies below it.
+  struct Scores {
+    std::vector<float> tile_max;
+    std::vector<std::uint16_t> levels;
+
+    float top(int c) const { return tile_max[static_cast<std::size_t>(c / cuda::kTileChunks)]; }
+    std::uint16_t level(int c) const { return levels[static_cast<std::size_t>(c)]; }
+    double value(int c) const { return static_cast<double>(top(c)) - level(c) / 4096.0; }
+  };
+
+  /// Of the device's fixed-point queries, by chunk; checked against double precision.
+  std::vector<float> fixed_point_scores(Layer layer, int row, int kv_head, int g, int begin, int end) const {
     const cuda::StoreLayout& layout = arrays_.layout;
     const int dim = layout.dim;
     const int slot = slots_[static_cast<std::size_t>(row / view_.rows_per_sequence)];
@@ -189,7 +201,7 @@ class Checker {
                                                        static_cast<std::size_t>(kv_head * layout.group + g)) *
                                                           static_cast<std::size_t>(dim);
     const FixedQuery fixed(query, dim);
-    int wrong = 0;
+    std::vector<float> scores(static_cast<std::size_t>(end));
     int far = 0;
     for (int c = begin; c < end; ++c) {
       const std::size_t at = layout.list(slot, layer, kv_head) * arrays_.chunks() + static_cast<std::size_t>(c);
@@ -197,10 +209,9 @@ class Checker {
       int sum = 0;
       for (int d = 0; d < dim; ++d) sum += fixed.levels[static_cast<std::size_t>(d)] * mean[d];
       const double scale = data_.scales[at];
-      const float expected = static_cast<float>(sum) * (data_.scales[at] * fixed.scale);
-      const float score = scores[static_cast<std::size_t>(c)];
-      if (score != expected) ++wrong;
-      if (end - begin > 4096 && c % 7 != 0) continue;  // the rest follows from what is equal above
+      const float score = static_cast<float>(sum) * (data_.scales[at] * fixed.scale);
+      scores[static_cast<std::size_t>(c)] = score;
+      if (end - begin > 4096 && c % 7 != 0) continue;  // the rest follows from what is compared bit for bit
       double exact = 0.0;
       double size = 0.0;
       for (int d = 0; d < dim; ++d) {
@@ -212,22 +223,60 @@ class Checker {
       const double bound = (0.51 * size * fixed.scale + 1e-30 * size) * scale + 1e-6 * std::fabs(exact);
       if (std::fabs(score - exact) > bound) ++far;
     }
-    DUALDECODER_EXPECT(wrong == 0, "%s: row %d head %d query %d: %d scores are not the fixed-point ones", case_.name, row, kv_head, g,
-                       wrong);
     DUALDECODER_EXPECT(far == 0, "%s: row %d head %d query %d: %d scores are far from double precision", case_.name, row, kv_head, g, far);
+    return scores;
+  }
+
+  /// What the device keeps of these scores, bit for bit.
+  Scores stored_scores(Layer layer, int row, int kv_head, int g, int begin, int end, const std::vector<float>& exact) const {
+    const cuda::StoreLayout& layout = arrays_.layout;
+    const std::size_t list = layout.score_list(layer, row / view_.rows_per_sequence, kv_head);
+    const auto columns = static_cast<std::size_t>(layout.columns());
+    const auto column = static_cast<std::size_t>(row % view_.rows_per_sequence * layout.group + g);
+    const std::size_t tiles = arrays_.chunks() / cuda::kTileChunks;
+    const std::vector<float> tops = StoreArrays::get(layout.tile_max_of(list), tiles * columns);
+    const std::vector<std::uint16_t> levels = StoreArrays::get(layout.score_levels_of(list), arrays_.chunks() * columns);
+    Scores stored;
+    for (std::size_t tile = 0; tile < tiles; ++tile) {
+      const std::size_t at = tile * columns + column;
+      stored.tile_max.push_back(tops[at]);
+      for (int c = 0; c < cuda::kTileChunks; ++c) {
+        stored.levels.push_back(levels[at * cuda::kTileChunks + static_cast<std::size_t>(cuda::score_place(c))]);
+      }
+    }
+    int wrong_tops = 0;
+    int wrong_levels = 0;
+    for (int tile = begin / cuda::kTileChunks; tile * cuda::kTileChunks < end; ++tile) {
+      const int from = std::max(begin, tile * cuda::kTileChunks);
+      const int to = std::min(end, (tile + 1) * cuda::kTileChunks);
+      float top = -INFINITY;
+      for (int c = from; c < to; ++c) top = std::max(top, exact[static_cast<std::size_t>(c)]);
+      if (stored.top(from) != top) ++wrong_tops;
+      for (int c = from; c < to; ++c) {
+        const float below = std::min((top - exact[static_cast<std::size_t>(c)]) * 4096.0F, 65535.0F);
+        if (static_cast<float>(stored.level(c)) != std::nearbyint(below)) ++wrong_levels;
+      }
+    }
+    DUALDECODER_EXPECT(wrong_tops == 0, "%s: row %d head %d query %d: %d maxima are not those of the fixed-point scores", case_.name, row,
+                       kv_head, g, wrong_tops);
+    DUALDECODER_EXPECT(wrong_levels == 0, "%s: row %d head %d query %d: %d levels are not those of the fixed-point scores", case_.name, row,
+                       kv_head, g, wrong_levels);
+    return stored;
   }
 
   double check_splits(Layer layer, int row, int kv_head, int g, int begin, int end, const std::vector<float>& scores) const {
     const cuda::StoreLayout& layout = arrays_.layout;
-    const std::size_t first = layout.work_list(layer, row, kv_head) * static_cast<std::size_t>(layout.splits * layout.group);
-    const std::vector<float> largest = StoreArrays::get(layout.score_max + first, static_cast<std::size_t>(layout.splits * layout.group));
-    const std::vector<float> sums = StoreArrays::get(layout.score_sum + first, static_cast<std::size_t>(layout.splits * layout.group));
+    const std::size_t first = layout.work_list(layer, row, kv_head) * static_cast<std::size_t>(layout.score_splits() * layout.group);
+    const std::vector<float> largest =
+        StoreArrays::get(layout.score_max + first, static_cast<std::size_t>(layout.score_splits() * layout.group));
+    const std::vector<float> sums =
+        StoreArrays::get(layout.score_sum + first, static_cast<std::size_t>(layout.score_splits() * layout.group));
     double top = -INFINITY;
     for (int c = begin; c < end; ++c) top = std::max(top, static_cast<double>(scores[static_cast<std::size_t>(c)]));
     double total = 0.0;
-    for (int split = 0; split < layout.splits; ++split) {
-      const int from = std::max(begin, split * cuda::kSplitChunks);
-      const int to = std::min(end, (split + 1) * cuda::kSplitChunks);
+    for (int split = 0; split < layout.score_splits(); ++split) {
+      const int from = std::max(begin, split * cuda::kScoreChunks);
+      const int to = std::min(end, (split + 1) * cuda::kScoreChunks);
       float expected = -INFINITY;
       for (int c = from; c < to; ++c) expected = std::max(expected, scores[static_cast<std::size_t>(c)]);
       double sum = 0.0;
@@ -246,7 +295,7 @@ class Checker {
   }
 
   void check_choice(int row, int kv_head, int begin, int end, std::span<const int> chosen, const float* shares,
-                    const std::vector<double>& rank, double slack, const std::vector<std::vector<float>>& scores) const {
+                    const std::vector<double>& rank, double slack, const std::vector<Scores>& scores) const {
     std::vector<char> is_chosen(static_cast<std::size_t>(end), 0);
     double worst = INFINITY;
     for (std::size_t i = 0; i < chosen.size(); ++i) {
@@ -269,7 +318,10 @@ class Checker {
     std::map<std::vector<float>, bool> left_out;
     for (int c = begin; c < end; ++c) {
       std::vector<float> of;
-      for (const auto& query : scores) of.push_back(query[static_cast<std::size_t>(c)]);
+      for (const auto& query : scores) {
+        of.push_back(query.top(c));
+        of.push_back(static_cast<float>(query.level(c)));
+      }
       bool& out = left_out[of];
       const bool taken = is_chosen[static_cast<std::size_t>(c)] != 0;
       DUALDECODER_EXPECT(!(taken && out), "%s: row %d head %d: chunk %d is chosen before a lower equal", case_.name, row, kv_head, c);

@@ -83,9 +83,10 @@ class StoreArrays {
     const auto group = static_cast<std::size_t>(layout.group);
     layout.key_means = take<std::int8_t>(lists() * chunks() * static_cast<std::size_t>(layout.dim));
     layout.key_scales = take<float>(lists() * chunks());
-    layout.scores = take<float>(2 * layout.row_lists() * group * chunks());
-    layout.score_max = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.splits) * group);
-    layout.score_sum = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.splits) * group);
+    layout.tile_max = take<float>(layout.score_lists() * static_cast<std::size_t>(layout.splits * cuda::kSplitTiles * layout.columns()));
+    layout.score_levels = take<std::uint16_t>(layout.score_lists() * chunks() * static_cast<std::size_t>(layout.columns()));
+    layout.score_max = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.score_splits()) * group);
+    layout.score_sum = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.score_splits()) * group);
   }
   /// Slots, predictions, counters.
   void take_slots() {

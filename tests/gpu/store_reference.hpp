@@ -17,7 +17,9 @@ namespace dualdecoder::test {
 
 using testing::Story;
 
-inline constexpr double kRankBound = 2e-4;  // the device scores queries of 15 bits
+/// How far ranks that compare the other way may lie apart: the device scores queries of 15 bits (2e-4), and keeps each of the two scores
+/// to half a step of 1 / 4,096.
+inline constexpr double kRankBound = 2e-4 + 1.0 / 4096;
 
 constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
