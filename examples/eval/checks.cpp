@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
+#include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "dualdecoder/decode_session.hpp"
 #include "dualdecoder/load_weights.hpp"
@@ -50,7 +53,7 @@ class ModelChecks {
     if (config_.context <= 0 || context <= config_.context) return;
     throw InvalidArgument(fmt::format("context = {}: must be at most {}, the longest of {}", context, config_.context, model_.name));
   }
-  void check_task(const TaskKind& task, int context) const { prompts_.check(task, context); }
+  void check_task(const CellGroup& group) const { prompts_.check(*group.task, group.context, group.seed); }
   void check_method(const Method& method, int context, int most_answer_tokens) const {
     if (!on_host_ && !runs_anywhere(*method.policy)) throw InvalidArgument("needs the CPU backend");
     const MemoryPlan plan = memory_plan(backend_, config_, session_options(method, context, config_));
@@ -112,11 +115,10 @@ std::vector<std::string> problems_of(const Plan& plan, Backend& backend, const H
     const bool readable = problems.none("", [&] { model.emplace(plan.models[m], backend, essay); });
     if (!readable) continue;
     std::map<int, int> answer_tokens_of;  // by context, the longest
-    std::set<std::pair<int, const TaskKind*>> seen;
     for (const CellGroup& group : plan.groups) {
-      if (group.model != m || !seen.emplace(group.context, group.task).second) continue;
+      if (group.model != m) continue;
       if (!problems.none("", [&] { model->check_context(group.context); })) continue;
-      problems.none(model->name() + ": ", [&] { model->check_task(*group.task, group.context); });
+      problems.none(model->name() + ": ", [&] { model->check_task(group); });
       int& longest = answer_tokens_of[group.context];
       longest = std::max(longest, answer_tokens(*group.task, group.context));
     }

@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kRulerTasks = 13;  // the first of task_kinds()
+constexpr std::string_view kFull = "full";
 
 /// Throws FormatError for a key that is none of `known`.
 void only(const Json& object, std::initializer_list<std::string_view> known) {
@@ -52,7 +53,7 @@ std::string read_setting(const Json& json) {
   if (!json.is_object()) throw FormatError("\"settings\": must be a list of texts or objects");
   std::string text;
   for (const auto& [key, value] : json.items()) {
-    text += (text.empty() ? "" : ",") + key + "=" + (value.is_string() ? value.get<std::string>() : value.dump());
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", key, value.is_string() ? value.get<std::string>() : value.dump());
   }
   return text;
 }
@@ -94,19 +95,26 @@ void must_hold_some(const Values& values, const char* what) {
   if (values.empty()) throw InvalidArgument(std::string(what) + ": must name at least one");
 }
 
+/// The methods that a policy's entry stands for: "NAME SETTING" is one, a name alone is one with every setting of the list.
+std::vector<Method> methods_of(const std::string& entry, const std::vector<std::string>& settings) {
+  const std::size_t space = entry.find(' ');
+  const Policy& policy = find_policy(entry.substr(0, space));
+  if (space != std::string::npos) return {{.policy = &policy, .setting = canonical_setting(entry.substr(space + 1))}};
+  if (settings.empty() || policy.name == kFull) return {{.policy = &policy, .setting = {}}};
+  std::vector<Method> methods;
+  for (const std::string& setting : settings) methods.push_back({.policy = &policy, .setting = canonical_setting(setting)});
+  return methods;
+}
+
 std::vector<Method> make_methods(const PlanLists& lists) {
   std::vector<Method> methods;
-  const std::vector<std::string> settings = lists.settings.empty() ? std::vector<std::string>{""} : lists.settings;
-  for (const std::string& name : lists.policies) {
-    const Policy& policy = find_policy(name);
-    for (const std::string& setting : settings) {
-      Method method{.policy = &policy, .setting = canonical_setting(setting)};
-      if (name == "full") method.setting.clear();
-      const auto same = [&](const Method& other) { return other.policy == method.policy && other.setting == method.setting; };
+  for (const std::string& entry : lists.policies) {
+    for (Method& method : methods_of(entry, lists.settings)) {
+      const auto same = [&](const Method& other) { return other.name() == method.name(); };
       if (std::none_of(methods.begin(), methods.end(), same)) methods.push_back(std::move(method));
     }
   }
-  std::stable_partition(methods.begin(), methods.end(), [](const Method& method) { return method.policy == &find_policy("full"); });
+  std::stable_partition(methods.begin(), methods.end(), [](const Method& method) { return method.policy->name == kFull; });
   return methods;
 }
 
@@ -130,6 +138,9 @@ Plan make_plan(const PlanLists& lists) {
   must_hold_some(lists.tasks, "tasks");
   must_hold_some(lists.seeds, "seeds");
   must_hold_some(lists.policies, "policies");
+  for (const int context : lists.contexts) {
+    if (context < 1) throw InvalidArgument(fmt::format("context = {}: must be at least 1", context));
+  }
   Plan plan{.models = lists.models, .groups = {}, .methods = make_methods(lists), .bounds = lists.bounds};
   for (ModelChoice& model : plan.models) {
     if (model.name.empty())

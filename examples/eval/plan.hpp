@@ -56,8 +56,8 @@ struct PlanLists {
   std::vector<int> contexts;
   std::vector<std::string> tasks;  ///< names, "ruler" for its thirteen, "all"
   std::vector<std::uint64_t> seeds;
-  std::vector<std::string> policies;
-  std::vector<std::string> settings;  ///< none: each policy as it is; full attention takes none
+  std::vector<std::string> policies;  ///< names, or "NAME SETTING" for one with a setting of its own
+  std::vector<std::string> settings;  ///< of every policy without its own, but of full attention; none: as they are
   std::vector<Bound> bounds;
 };
 

@@ -54,8 +54,8 @@ TaskRequest PromptMaker::request(const TaskKind& kind, int context, std::uint64_
   return {.size = 0, .seed = seed, .answer_tokens = answer_tokens(kind, context), .noise = &noise_, .essay = &essay_};
 }
 
-void PromptMaker::check(const TaskKind& kind, int context) const {
-  const TaskRequest shortest = request(kind, context, 0);
+void PromptMaker::check(const TaskKind& kind, int context, std::uint64_t seed) const {
+  const TaskRequest shortest = request(kind, context, seed);
   const std::size_t tokens = encode(kind.make(shortest)).size();
   if (tokens + static_cast<std::size_t>(shortest.answer_tokens) <= static_cast<std::size_t>(context)) return;
   throw InvalidArgument(
@@ -64,7 +64,7 @@ void PromptMaker::check(const TaskKind& kind, int context) const {
 }
 
 Prompt PromptMaker::make(const TaskKind& kind, int context, std::uint64_t seed) const {
-  check(kind, context);
+  check(kind, context, seed);
   TaskRequest asked = request(kind, context, seed);
   const auto limit = static_cast<std::size_t>(context - asked.answer_tokens);
   const auto question_of = [&](std::size_t size) {

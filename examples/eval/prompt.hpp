@@ -31,7 +31,7 @@ class PromptMaker {
   Prompt make(const TaskKind& kind, int context, std::uint64_t seed) const;
 
   /// Throws as make() would.
-  void check(const TaskKind& kind, int context) const;
+  void check(const TaskKind& kind, int context, std::uint64_t seed) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const std::string& text_name() const { return essay_.name(); }

@@ -1,6 +1,9 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #include "examples/eval/setting.hpp"
 
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <charconv>
 #include <functional>
 #include <map>
@@ -93,20 +96,20 @@ std::map<std::string, std::string, std::less<>> items_of(std::string_view text) 
 
 std::string setting_keys() {
   std::string out;
-  for (const auto& [name, key] : keys()) out += (out.empty() ? "" : ", ") + name + "=" + key.values;
+  for (const auto& [name, key] : keys()) out += fmt::format("{}{}={}", out.empty() ? "" : ", ", name, key.values);
   return out;
 }
 
 std::string canonical_setting(std::string_view text) {
   std::string out;
-  for (const auto& [key, value] : items_of(text)) out += (out.empty() ? "" : ",") + key + "=" + value;
+  for (const auto& [key, value] : items_of(text)) out += fmt::format("{}{}={}", out.empty() ? "" : ",", key, value);
   return out;
 }
 
 SessionOptions with_setting(SessionOptions options, std::string_view setting, int vocabulary) {
   for (const auto& [name, value] : items_of(setting)) {
     const Key& key = keys().at(name);
-    if (!key.apply(options, value)) throw InvalidArgument("setting = " + name + "=" + value + ": must be " + name + "=" + key.values);
+    if (!key.apply(options, value)) throw InvalidArgument(fmt::format("setting = {0}={1}: must be {0}={2}", name, value, key.values));
   }
   if (options.random_guess_below == kAnyToken) options.random_guess_below = vocabulary;
   return options;

@@ -22,7 +22,7 @@ PlanLists small() {
           .tasks = {"qa_1", "vt"},
           .seeds = {1, 2, 3},
           .policies = {"dualdecoder", "full"},
-          .settings = {"", "chunk=4, budget=256"},
+          .settings = {"", "chunk=4,budget=256"},
           .bounds = {}};
 }
 
@@ -37,9 +37,7 @@ struct TemporaryFile {
 }  // namespace
 
 TEST_CASE("a plan is the product of its lists, full attention first and once") {
-  PlanLists lists = small();
-  lists.settings = {"", "chunk=4,budget=256"};
-  const Plan plan = make_plan(lists);
+  const Plan plan = make_plan(small());
   CHECK(plan.models.front().name == "tiny.Q4_1");
   CHECK(plan.groups.size() == 2 * 2 * 3);
   CHECK(plan.groups[0].context == 4096);
@@ -51,6 +49,15 @@ TEST_CASE("a plan is the product of its lists, full attention first and once") {
   CHECK(plan.methods[0].name() == "full");
   CHECK(plan.methods[1].name() == "dualdecoder");
   CHECK(plan.methods[2].name() == "dualdecoder budget=256,chunk=4");
+}
+
+TEST_CASE("a policy may bring its own setting") {
+  PlanLists lists = small();
+  lists.policies = {"full", "dualdecoder", "dualdecoder tail=plain,chunk=4", "quest budget=64"};
+  std::vector<std::string> names;
+  for (const Method& method : make_plan(lists).methods) names.push_back(method.name());
+  CHECK(names == std::vector<std::string>{"full", "dualdecoder", "dualdecoder budget=256,chunk=4", "dualdecoder chunk=4,tail=plain",
+                                          "quest budget=64"});
 }
 
 TEST_CASE("all and ruler stand for their tasks") {
@@ -76,6 +83,7 @@ TEST_CASE("what a plan cannot be made of is named") {
   refused([](PlanLists& lists) { lists.settings = {"speed=9"}; }, "speed=9");
   refused([](PlanLists& lists) { lists.settings = {"chunk=4,chunk=8"}; }, "twice");
   refused([](PlanLists& lists) { lists.contexts.clear(); }, "contexts");
+  refused([](PlanLists& lists) { lists.contexts = {4096, -5}; }, "context = -5");
   refused([](PlanLists& lists) { lists.bounds = {{.method = "quest"}}; }, "bounds");
 }
 
