@@ -6,6 +6,7 @@
 #include "dualdecoder/kv_store.hpp"
 #include "src/attention.hpp"
 #include "src/chunk_geometry.hpp"
+#include "src/sequence_book.hpp"
 #include "src/store.hpp"
 
 namespace dualdecoder::cpu {
@@ -36,23 +37,11 @@ class FullStore final : public KvStore {
   static std::size_t sequence_bytes(const StoreOptions& options, int tokens);
 
  private:
-  struct Sequence {
-    bool open = false;
-    bool sealed = false;
-    int capacity = 0;
-    int length = 0;
-    std::vector<int> appended;
-    Buffer data;  // [layers, kv_heads, blocks] blocks of keys [kBlock, dim], then values
-  };
-
   static constexpr int kBlock = 64;
 
   static int blocks_of(int tokens) { return (tokens + 1 + kBlock - 1) / kBlock; }  // a guess stands behind the last token
-  const Sequence& sealed_sequence(const StepView& view, int place) const;
-  Sequence& open_sequence(int slot, const char* what);
-  std::byte* block_of(const Sequence& sequence, Layer layer, int kv_head, int block) const noexcept;
-  void write(const Sequence& sequence, Layer layer, int kv_head, int position, const ConstTensor& keys, const ConstTensor& values,
-             std::size_t first) const;
+  std::byte* block_of(int slot, Layer layer, int kv_head, int block) const noexcept;
+  void write(int slot, Layer layer, int kv_head, int position, const ConstTensor& keys, const ConstTensor& values, std::size_t first) const;
   void carve(Carver& carver);
 
   StoreOptions options_;
@@ -60,7 +49,8 @@ class FullStore final : public KvStore {
   SegmentLayout layout_;
   int group_;
   AttentionRunner runner_;
-  std::vector<Sequence> sequences_;
+  SequenceBook book_;
+  std::vector<Buffer> data_;  // [sequences] of [layers, kv_heads, blocks] blocks of keys [kBlock, dim], then values
   std::vector<AttentionJob> jobs_;
   Buffer device_;
   std::size_t device_bytes_ = 0;

@@ -94,6 +94,9 @@ TEST_CASE("the store of a low-bit copy honours KvStore", "[conformance]") {
 }
 
 TEST_CASE("the store of low-rank keys honours KvStore", "[conformance]") {
+#ifndef DUALDECODER_HAS_LAPACK
+  DUALDECODER_SKIP("a build without LAPACK");
+#endif
   const std::shared_ptr<Backend> backend = cpu::make_cpu_backend({.threads = 2});
   const auto check_with = [&](ShadowKvOptions shadow_kv, DataType kv_type, MakeScheduler make_scheduler, double truncate_tolerance) {
     const auto make = [&](StoreOptions options) {

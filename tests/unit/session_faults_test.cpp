@@ -16,6 +16,7 @@
 #include "dualdecoder/cpu/backend.hpp"
 #include "dualdecoder/decode_session.hpp"
 #include "dualdecoder/testing/forwarding.hpp"
+#include "src/low_rank.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/counted_backend.hpp"
 #include "tests/unit/expect_error.hpp"
@@ -56,6 +57,7 @@ std::vector<Token> expected(const std::vector<Token>& prompt, int count, Session
 std::vector<SessionOptions> configurations() {
   std::vector<SessionOptions> list;
   for (const StoreKind store : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full, StoreKind::shadow_kv, StoreKind::specache}) {
+    if (store == StoreKind::shadow_kv && !cpu::has_lapack()) continue;
     for (const PredictorKind predictor : {PredictorKind::none, PredictorKind::layer_ahead, PredictorKind::front_runner}) {
       SessionOptions options = tiny_options();
       options.store = store;

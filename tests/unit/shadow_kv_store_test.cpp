@@ -387,6 +387,7 @@ void compare(const StoreOptions& options, int prompt, int steps) {
 }  // namespace
 
 TEST_CASE("low-rank keys, outliers, selection, attention and traffic equal the brute-force twin", "[shadow_kv]") {
+  if (!cpu::has_lapack()) DUALDECODER_SKIP("a build without LAPACK");
   StoreOptions options = small_options();
   SECTION("as published") { compare(options, 171, 60); }
   SECTION("nothing kept over a step") {
@@ -408,6 +409,7 @@ TEST_CASE("low-rank keys, outliers, selection, attention and traffic equal the b
 }
 
 TEST_CASE("at full rank a budget of the whole context is dense attention", "[shadow_kv]") {
+  if (!cpu::has_lapack()) DUALDECODER_SKIP("a build without LAPACK");
   const test::SessionModel model;
   SessionOptions options = test::tiny_options();
   options.store = StoreKind::full;
@@ -436,6 +438,7 @@ TEST_CASE("at full rank a budget of the whole context is dense attention", "[sha
 }
 
 TEST_CASE("the plan of the store of low-rank keys names every part and is what it takes", "[shadow_kv]") {
+  if (!cpu::has_lapack()) DUALDECODER_SKIP("a build without LAPACK");
   testing::HeapMemory heap;
   testing::CountingResource device(heap);
   testing::CountingResource pinned(heap);
@@ -473,6 +476,7 @@ TEST_CASE("the plan of the store of low-rank keys names every part and is what i
 }
 
 TEST_CASE("what the store of low-rank keys cannot do is refused by name", "[shadow_kv]") {
+  if (!cpu::has_lapack()) DUALDECODER_SKIP("a build without LAPACK");
   const auto backend = cpu::make_cpu_backend({.threads = 1});
   const auto refused = [&](auto change, std::initializer_list<const char*> words) {
     StoreOptions options = small_options();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dualdecoder/decode_session.hpp"
+#include "src/low_rank.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/session_fixture.hpp"
 
@@ -69,6 +70,7 @@ TEST_CASE("a step allocates nothing after the first", "[session]") {
   drawn.sampling.min_p = 0.05F;
   drawn.sampling.repetition_penalty = 1.1F;
   for (const StoreKind store : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full, StoreKind::shadow_kv, StoreKind::specache}) {
+    if (store == StoreKind::shadow_kv && !cpu::has_lapack()) continue;
     for (const PredictorKind predictor : {PredictorKind::none, PredictorKind::previous_step, PredictorKind::layer_ahead,
                                           PredictorKind::published_dual_row, PredictorKind::front_runner}) {
       for (const MissPolicy policy : {MissPolicy::wait, MissPolicy::estimate}) {
