@@ -27,7 +27,7 @@ void only(const Json& object, std::initializer_list<std::string_view> known) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     std::string names;
     for (const std::string_view name : known) names += (names.empty() ? "" : ", ") + std::string(name);
-    throw FormatError("\"" + key + "\": must be one of " + names);
+    throw FormatError(fmt::format("\"{}\": must be one of {}", key, names));
   }
 }
 
