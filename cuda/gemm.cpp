@@ -1,24 +1,38 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #include "cuda/gemm.hpp"
 
+#include <mutex>
+
 #include "cuda/check_cublas.hpp"
+#include "cuda/step_graph.hpp"
 
 namespace dualdecoder::cuda {
+namespace {
+
+void destroy(cublasHandle_t handle) noexcept {
+  const std::lock_guard no_recording(recordings());
+  cublasDestroy(handle);
+}
+
+}  // namespace
 
 Gemm::Gemm(void* workspace, cudaStream_t stream) : workspace_(workspace) {
-  check(cublasCreate(&handle_), "cublasCreate");
+  {
+    const std::lock_guard no_recording(recordings());
+    check(cublasCreate(&handle_), "cublasCreate");
+  }
   try {
     // partial sums of a product that is split over k stay f32 even where the result is bf16
     const auto mode = static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     check(cublasSetMathMode(handle_, mode), "cublasSetMathMode");
     use(stream);
   } catch (...) {
-    cublasDestroy(handle_);
+    destroy(handle_);
     throw;
   }
 }
 
-Gemm::~Gemm() { cublasDestroy(handle_); }
+Gemm::~Gemm() { destroy(handle_); }
 
 void Gemm::use(cudaStream_t stream) {
   // a new stream puts the handle back on work space of its own

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <shared_mutex>
 #include <utility>
 
 #include "cuda/check.hpp"
@@ -46,8 +47,14 @@ class CudaStepGraph final : public StepGraph {
 
 }  // namespace
 
+std::shared_mutex& recordings() noexcept {
+  static std::shared_mutex mutex;
+  return mutex;
+}
+
 std::unique_ptr<StepGraph> record_graph(int device, const std::function<void()>& work, StreamRef stream) {
   const DeviceGuard guard(device);
+  const std::shared_lock recording(recordings());
   check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   cudaGraph_t recorded = nullptr;
   try {

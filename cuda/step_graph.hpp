@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <shared_mutex>
 
 #include "dualdecoder/backend.hpp"
 #include "dualdecoder/stream.hpp"
@@ -10,7 +11,12 @@
 namespace dualdecoder::cuda {
 
 /// Records what `work` enqueues on `stream`, and on streams forked from it and joined again, as a CUDA graph of `device`; see
-/// Backend::record. Other threads may allocate and launch meanwhile.
+/// Backend::record. Other threads may allocate and launch meanwhile; what waits for the whole device breaks the recording, see
+/// recordings().
 std::unique_ptr<StepGraph> record_graph(int device, const std::function<void()>& work, StreamRef stream);
+
+/// Held shared while a step is recorded. The library's own calls that wait for the whole device hold it exclusively: making and destroying
+/// a cuBLAS handle does, and CUDA refuses that while any thread records and breaks its recording.
+std::shared_mutex& recordings() noexcept;
 
 }  // namespace dualdecoder::cuda
