@@ -7,8 +7,8 @@
 
 #include "cuda/tensor_core.cuh"
 
-/// Hopper's bulk copies into shared memory and the barriers that they arrive at; PTX ISA sections "cp.async.bulk" and "mbarrier". They exist
-/// from compute capability 9.0 on; elsewhere these functions do nothing.
+/// Hopper's bulk copies into shared memory and the barriers that they arrive at; PTX ISA sections "cp.async.bulk" and "mbarrier". They
+/// exist from compute capability 9.0 on; elsewhere these functions do nothing.
 namespace dualdecoder::cuda {
 
 /// Whether code for this architecture has them.
