@@ -25,13 +25,21 @@ import matplotlib.pyplot as plt  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+def question_of(row):
+    return row["task"], row["seed"], row["text"]
+
+
 def read_groups(path):
-    """{(model, context): {method: rows}}, in the order of the file."""
+    """{(model, context): {method: rows}} of the questions that every method has answered, in the order of the file."""
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(path, encoding="utf-8") as lines:
         for row in map(json.loads, filter(str.strip, lines)):
             method = f"{row['policy']} {row['setting']}".strip()
             groups[row["model"], row["context"]][method].append(row)
+    for methods in groups.values():
+        common = set.intersection(*({question_of(row) for row in rows} for rows in methods.values()))
+        for method, rows in methods.items():
+            methods[method] = [row for row in rows if question_of(row) in common]
     return groups
 
 
@@ -62,7 +70,7 @@ def draw_scores(axis, methods):
     axis.hlines(full, [place - 0.45 for place in range(len(tasks))], [place + 0.45 for place in range(len(tasks))], colors="black", label="full attention")
     axis.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right", fontsize=8)
     axis.set_ylabel("score")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def draw_front(axes, methods):
