@@ -8,6 +8,7 @@
 #include <string>
 
 #include "dualdecoder/error.hpp"
+#include "src/planned_pieces.hpp"
 
 namespace dualdecoder::cpu {
 namespace {
@@ -41,7 +42,7 @@ ChunkStore::ChunkStore(const StoreOptions& options, const StoreResources& resour
   jobs_.reserve(index(options.max_sequences * options.rows_per_sequence * options.kv_heads));
 }
 
-void ChunkStore::carve(Carver& carver) {
+void ChunkStore::carve(Carver& carver, MemoryPlan& plan) {
   const std::size_t heads = head_count();
   const std::size_t chunks = index(geometry_.max_chunks);
   const std::size_t dim = index(geometry_.dim);
@@ -49,16 +50,20 @@ void ChunkStore::carve(Carver& carver) {
   const std::size_t kv_heads = index(options_.kv_heads);
   const std::size_t threads = index(resources_.thread_count);
   const std::size_t group = index(geometry_.group);
+  PlannedPieces pieces(carver, plan);
   sinks_ = carver.take<std::byte>(heads * index(geometry_.sink_chunks) * geometry_.chunk_bytes);
   window_ = carver.take<std::byte>(heads * index(geometry_.window_chunks) * geometry_.chunk_bytes);
+  pieces.enter("sinks and local window");
   key_means_ = carver.take<std::int8_t>(heads * chunks * dim);
   key_scales_ = carver.take<float>(heads * chunks);
   value_means_ = carver.take<std::uint8_t>(heads * chunks * (dim / 2));
   value_scales_ = carver.take<float>(heads * chunks);
+  pieces.enter("summaries");
   bias_ = carver.take<float>(index(options_.max_sequences) * index(options_.layers) * index(options_.heads));
   predicted_ = carver.take<int>(heads * index(geometry_.selected_chunks));
   predicted_count_ = carver.take<int>(heads);
   predicted_limit_ = carver.take<int>(heads);
+  pieces.enter("tables of chunks");
   scores_ = carver.take<float>(2 * rows * kv_heads * group * chunks);
   queries_ = carver.take<float>(rows * index(options_.heads) * dim);
   shifts_ = carver.take<float>(rows * index(options_.heads));
@@ -69,6 +74,14 @@ void ChunkStore::carve(Carver& carver) {
   worker_row_ = carver.take<float>(threads * dim * group);
   worker_scores_ = carver.take<float>(threads * index(kQueryBlock) * group * chunks);
   runner_.carve(carver);
+  pieces.enter("attention work space");
+}
+
+MemoryPlan ChunkStore::plan() const {
+  MemoryPlan plan = device_plan_;
+  plan.add("calibration queries of one prefill", MemoryKind::device, calibration_bytes(options_));
+  plan.add("keys and values", MemoryKind::pinned, index(options_.max_sequences) * sequence_bytes(options_, options_.max_context));
+  return plan;
 }
 
 void ChunkStore::initialise() {

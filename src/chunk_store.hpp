@@ -43,8 +43,8 @@ class ChunkStore : public KvStore {
   static std::size_t sequence_bytes(const StoreOptions& options, int tokens);
   /// Bytes of the queries that a sequence keeps until it is sealed.
   static std::size_t calibration_bytes(const StoreOptions& options);
-  /// Bytes on the device that do not depend on the sequences.
-  std::size_t device_bytes() const noexcept { return device_bytes_; }
+  /// What the store takes when every place holds a sequence of the greatest length; one of them is being prefilled.
+  MemoryPlan plan() const;
 
  protected:
   /// A KV head of one layer and sequence.
@@ -97,18 +97,18 @@ class ChunkStore : public KvStore {
   void remember_prediction(const Head& head, std::span<const int> predicted);
   void forget_predictions(int slot);
 
-  /// Takes memory for this class; derived stores carve behind it. Called once to count and once to place.
-  void carve(Carver& carver);
+  /// Takes memory for this class and enters it into the plan; derived stores carve behind it. Called once to count and once to place.
+  void carve(Carver& carver, MemoryPlan& plan);
   /// Allocates the device buffer for `carve_all`, which carves everything of the most derived class. False: the store only counts.
   template <class F>
   bool allocate(F&& carve_all) {
     Carver counting;
-    carve_all(counting);
-    device_bytes_ = counting.bytes();
+    carve_all(counting, device_plan_);
     if (resources_.device == nullptr) return false;
     device_ = Buffer(*resources_.device, counting.bytes(), resources_.stream);
     Carver placing(device_.data());
-    carve_all(placing);
+    MemoryPlan again;
+    carve_all(placing, again);
     initialise();
     return true;
   }
@@ -145,7 +145,7 @@ class ChunkStore : public KvStore {
   std::vector<AttentionJob> jobs_;
   std::unique_ptr<std::atomic<int>[]> unscored_;  // [sequences, kv_heads] parts of the list that select has not scored yet
   Buffer device_;
-  std::size_t device_bytes_ = 0;
+  MemoryPlan device_plan_;  // what does not depend on the sequences
 
   std::byte* sinks_ = nullptr;           // [heads of all sequences, sink_chunks] chunk-heads
   std::byte* window_ = nullptr;          // [heads of all sequences, window_chunks] chunk-heads, chunk j at j % window_chunks

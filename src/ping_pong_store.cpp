@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "dualdecoder/error.hpp"
+#include "src/planned_pieces.hpp"
 
 namespace dualdecoder::cpu {
 
@@ -12,14 +13,18 @@ PingPongStore::PingPongStore(const StoreOptions& options, const StoreResources& 
   detail::require(options.layers >= 2, "layers", options.layers, "at least 2 for the ping-pong store");
   const std::size_t parts = 2 * index(options.max_sequences) * index(options.kv_heads);
   const std::size_t selected = index(geometry_.selected_chunks);
-  const bool placed = allocate([&](Carver& carver) {
-    carve(carver);
+  const bool placed = allocate([&](Carver& carver, MemoryPlan& plan) {
+    carve(carver, plan);
+    PlannedPieces pieces(carver, plan);
     slot_of_ = carver.take<int>(parts * index(geometry_.max_chunks));
     chunk_of_ = carver.take<int>(parts * selected);
+    pieces.enter("tables of slots");
     data_ = carver.take<std::byte>(parts * selected * geometry_.chunk_bytes);
+    pieces.enter("two layers' slots");
     pending_ = carver.take<int>(head_count() * selected);
     pending_score_ = carver.take<float>(head_count() * selected);
     pending_count_ = carver.take<int>(head_count());
+    pieces.enter("predictions");
   });
   if (!placed) return;
   std::fill_n(slot_of_, parts * index(geometry_.max_chunks), -1);

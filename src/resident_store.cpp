@@ -7,15 +7,20 @@
 #include <numeric>
 #include <tuple>
 
+#include "src/planned_pieces.hpp"
+
 namespace dualdecoder::cpu {
 
 ResidentStore::ResidentStore(const StoreOptions& options, const StoreResources& resources) : ChunkStore(options, resources) {
-  const bool placed = allocate([this](Carver& carver) {
-    carve(carver);
+  const bool placed = allocate([this](Carver& carver, MemoryPlan& plan) {
+    carve(carver, plan);
+    PlannedPieces pieces(carver, plan);
     slot_of_ = carver.take<int>(head_count() * index(geometry_.max_chunks));
     chunk_of_ = carver.take<int>(head_count() * index(geometry_.slots));
     used_ = carver.take<std::uint32_t>(head_count() * index(geometry_.slots));
+    pieces.enter("tables of slots");
     data_ = carver.take<std::byte>(head_count() * index(geometry_.slots) * geometry_.chunk_bytes);
+    pieces.enter("slots");
   });
   if (!placed) return;
   std::fill_n(slot_of_, head_count() * index(geometry_.max_chunks), -1);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dualdecoder/error.hpp"
+#include "src/planned_pieces.hpp"
 #include "src/summary.hpp"
 
 namespace dualdecoder::cpu {
@@ -73,28 +74,24 @@ void ShadowKvStore::carve(Carver& carver, MemoryPlan& plan) {
   const std::size_t dim = index(geometry_.dim);
   const std::size_t rows = index(options_.max_sequences * options_.rows_per_sequence);
   const std::size_t threads = index(resources_.thread_count);
-  std::size_t counted = 0;
-  const auto count_as = [&](const char* what) {
-    plan.add(what, MemoryKind::device, carver.bytes() - counted);
-    counted = carver.bytes();
-  };
+  PlannedPieces pieces(carver, plan);
   keys_.carve_factors(carver);
-  count_as("low-rank keys");
+  pieces.enter("low-rank keys");
   landmarks_ = carver.take<std::byte>(heads * chunks * dim * geometry_.element_bytes);
-  count_as("landmarks");
+  pieces.enter("landmarks");
   outliers_ = carver.take<std::byte>(heads * index(outlier_slots_) * geometry_.chunk_bytes);
   outlier_chunks_ = carver.take<int>(heads * index(outlier_slots_));
   outlier_count_ = carver.take<int>(heads);
-  count_as("outlier chunks");
+  pieces.enter("outlier chunks");
   window_ = carver.take<std::byte>(heads * index(window_chunks_) * geometry_.chunk_bytes);
-  count_as("local window");
+  pieces.enter("local window");
   data_ = carver.take<std::byte>(heads * selected * geometry_.chunk_bytes);
-  count_as("buffers of chosen chunks");
+  pieces.enter("buffers of chosen chunks");
   slot_of_ = carver.take<int>(heads * chunks);
   chunk_of_ = carver.take<int>(heads * selected);
   has_keys_ = carver.take<std::uint8_t>(heads * selected);
   predictions_.carve(carver);
-  count_as("tables of chunks");
+  pieces.enter("tables of chunks");
   keys_.carve_work(carver);
   scores_ = carver.take<float>(rows * index(options_.heads) * chunks);
   queries_ = carver.take<float>(rows * index(options_.heads) * dim);
@@ -103,7 +100,7 @@ void ShadowKvStore::carve(Carver& carver, MemoryPlan& plan) {
   worker_keys_ = carver.take<int>(threads * padded(geometry_.max_chunks));
   worker_row_ = carver.take<float>(threads * index(std::max(geometry_.group, 2)) * dim);
   runner_.carve(carver);
-  count_as("rotations and work space");
+  pieces.enter("rotations and work space");
 }
 
 MemoryPlan ShadowKvStore::plan() const {

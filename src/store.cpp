@@ -43,12 +43,8 @@ MemoryPlan cpu_store_plan(const StoreOptions& options, int threads) {
     return plan;
   }
   if (options.kind == StoreKind::shadow_kv) return ShadowKvStore(options, counting).plan();
-  const std::size_t device = options.kind == StoreKind::resident ? ResidentStore(options, counting).device_bytes()
-                                                                 : PingPongStore(options, counting).device_bytes();
-  plan.add("slots, summaries, window and work space", MemoryKind::device, device);
-  plan.add("calibration queries of one prefill", MemoryKind::device, ChunkStore::calibration_bytes(options));
-  plan.add("keys and values", MemoryKind::pinned, sequences * ChunkStore::sequence_bytes(options, options.max_context));
-  return plan;
+  if (options.kind == StoreKind::resident) return ResidentStore(options, counting).plan();
+  return PingPongStore(options, counting).plan();
 }
 
 }  // namespace dualdecoder::cpu

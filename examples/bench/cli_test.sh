@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #
-# The programs run on small shapes and write the rows that they promise. usage: cli_test.sh steps PROGRAM | cli_test.sh model PROGRAM MODEL
-# (exit 77: the model is not there)
+# The programs run on small shapes and write the rows that they promise. usage: cli_test.sh steps PROGRAM | cli_test.sh plan PROGRAM |
+# cli_test.sh model PROGRAM MODEL (exit 77: the model is not there)
 set -uo pipefail
 
 kind=$1
@@ -36,6 +36,13 @@ expect_row() {
   done
 }
 
+# expect_value NAME FIELD NUMBER: the row of that name has the number
+expect_value() {
+  local row
+  row=$(grep -F "\"row\":\"$1\"" "$work/out") || { fail "no row $1"; return; }
+  [[ $row =~ \"$2\":$3[,}] ]] || fail "row $1: $2 is not $3: $row"
+}
+
 decode_fields=(model weights selection context batch policy chunk budget slots tok_s ms_step ms_compute ms_link hit urgent link_gb_s
   device_kv_bytes_per_sequence machine commit command)
 
@@ -47,6 +54,32 @@ case $kind in
     expect 1 run --device cpu --shape tiny --row tiny-3k-b1
     expect 0 prefill --device cpu --shape tiny --context 1024 --repeat 1
     expect_row tiny-1k-prefill tok_s seconds first_seconds peak_device_bytes weight_bytes plan_device_bytes
+    ;;
+  plan)
+    # one policy of every store, and all others: every part of a plan has a kind
+    expect 0 plan --shape 8b --policy full dualdecoder dualdecoder-published specache-1bit specache-2bit freekv hisparse quest infinigen
+    # bytes that follow from the papers, for 32 layers, 8 KV heads of 128 and 131,072 tokens in 16 bits
+    tokens=131072 layers=32 width=$((8 * 128))
+    expect_value 8b-128k-b1-specache-1bit low_bit $(((tokens - 64) * 12288))              # arXiv 2503.16163: groups of 64 with a scale
+    expect_value 8b-128k-b1-specache-2bit low_bit $(((tokens - 64) * 20480))              # and a zero point in 16 bits, 64 exact tokens
+    expect_value 8b-128k-b1-dualdecoder summaries $((tokens / 8 * layers * 8 * (128 + 128 / 2 + 2 * 4)))  # docs/concepts.md: int8, int4, scales
+    "$program" plan --shape 8b --policy shadowkv >"$work/out" 2>"$work/err"
+    if ! grep -q 'needs a build with LAPACK' "$work/err"; then
+      expect_value 8b-128k-b1-shadowkv low_rank $((layers * 2 * 160 * (tokens + width)))    # arXiv 2410.21465: rank 160, both factors
+      expect_value 8b-128k-b1-shadowkv summaries $((tokens / 8 * layers * width * 2))       # a mean for 8 keys: 8,192 bytes a token
+    fi
+    # parameters as the model cards of Llama-3.1-8B, Qwen2.5-14B and Qwen2.5-32B have them
+    expect 0 plan --shape 8b 14b 32b --context 4096 --policy full
+    expect_value 8b-4k-b1-full parameters 8030261248
+    expect_value 14b-4k-b1-full parameters 14770033664
+    expect_value 32b-4k-b1-full parameters 32763876352
+    # the largest batch that fits: 16.1 GB of weights, 4 GB of activations and three times 17.2 GB of keys and values
+    expect 0 plan --shape 8b --policy full --fit-gb 80
+    expect_row 8b-128k-b3-full fit_gb
+    expect 0 plan --shape 32b --policy full --fit-gb 80
+    [[ ! -s $work/out ]] || fail "a row of a batch that does not fit"
+    expect 1 plan --policy other
+    expect 1 plan --shape 9b
     ;;
   model)
     model=$3

@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "examples/bench/command_line.hpp"
 #include "examples/bench/counted_backend.hpp"
 #include "examples/bench/machine.hpp"
+#include "examples/bench/plan_table.hpp"
 #include "examples/bench/prompts.hpp"
 #include "examples/bench/runs.hpp"
 #include "examples/bench/statistics.hpp"
@@ -222,9 +224,11 @@ int run(const Options& options) {
 }  // namespace dualdecoder::examples
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "plan") return dualdecoder::examples::run_plan({argv, static_cast<std::size_t>(argc)});
   dualdecoder::examples::Options options;
   options.command = dualdecoder::examples::command_line({argv, static_cast<std::size_t>(argc)});
   CLI::App app("Measures decoding on a real model.");
+  app.footer("dualdecoder-bench plan --help: the memory of a model's shape by kind and policy, without a model.");
   app.add_option("mode", options.mode, "decode, prediction, fidelity or batch")
       ->required()
       ->check(CLI::IsMember({"decode", "prediction", "fidelity", "batch"}));

@@ -8,7 +8,8 @@
 
 namespace dualdecoder::examples {
 
-/// The shape of a model for made-up weights: 8b (as Llama-3.1-8B, its context stretched) or tiny. Throws InvalidArgument naming --shape.
+/// The shape of a model for made-up weights and plans: 8b (as Llama-3.1-8B), 14b, 32b (as Qwen2.5-14B and -32B), their contexts stretched,
+/// or tiny. Throws InvalidArgument naming --shape.
 inline ModelConfig shape_named(const std::string& name) {
   ModelConfig config;
   config.architecture = "llama";
@@ -23,6 +24,17 @@ inline ModelConfig shape_named(const std::string& name) {
     config.kv_heads = 8;
     config.head_dim = 128;
     config.vocabulary = 128256;
+  } else if (name == "14b" || name == "32b") {
+    config.architecture = "qwen2";
+    config.layers = name == "14b" ? 48 : 64;
+    config.hidden = 5120;
+    config.intermediate = name == "14b" ? 13824 : 27648;
+    config.heads = 40;
+    config.kv_heads = 8;
+    config.head_dim = 128;
+    config.vocabulary = 152064;
+    config.attention_bias = true;
+    config.rope.theta = 1000000.0F;
   } else if (name == "tiny") {
     config.layers = 4;
     config.hidden = 256;
@@ -32,7 +44,7 @@ inline ModelConfig shape_named(const std::string& name) {
     config.head_dim = 64;
     config.vocabulary = 1024;
   } else {
-    throw InvalidArgument("--shape = " + name + ": must be 8b or tiny");
+    throw InvalidArgument("--shape = " + name + ": must be 8b, 14b, 32b or tiny");
   }
   return config;
 }

@@ -298,13 +298,13 @@ int main(int argc, char** argv) {
   common(rows);
   rows->add_option("--row", options.rows, "names; without, all");
   rows->add_flag("--list", options.list, "print the names");
-  rows->add_option("--shape", options.shape, "8b or tiny")->capture_default_str();
+  rows->add_option("--shape", options.shape, "8b, 14b, 32b or tiny")->capture_default_str();
   rows->add_option("-o,--out", options.out, "file to which JSON lines are appended");
   rows->add_option("--machine", options.machine, "name of the machine in the results");
   rows->add_option("--commit", options.commit, "commit in the results");
   CLI::App* filling = app.add_subcommand("prefill", "time prompts of random tokens");
   common(filling);
-  filling->add_option("--shape", options.shape, "8b or tiny")->capture_default_str();
+  filling->add_option("--shape", options.shape, "8b, 14b, 32b or tiny")->capture_default_str();
   filling->add_option("--context", options.context, "tokens of the prompt")->capture_default_str();
   filling->add_option("--repeat", options.repeat, "timed prompts behind the first")->capture_default_str()->check(CLI::Range(1, 1000));
   filling->add_option("-o,--out", options.out, "file to which a JSON line is appended");

@@ -133,6 +133,32 @@ TEST_CASE("the CPU backend makes the parts that its plans describe", "[backend]"
   CHECK(scheduler->statistics(Lane::urgent).moved_items == 0);
 }
 
+TEST_CASE("the plan of a store of chunks names every part", "[backend]") {
+  const auto backend = make_cpu_backend({.threads = 1});
+  StoreOptions options;
+  options.layers = 3;
+  options.heads = 4;
+  options.kv_heads = 2;
+  options.head_dim = 64;
+  options.max_context = 1024;
+  options.max_sequences = 2;
+  options.selection.budget_tokens = 64;
+  options.slots_per_budget = 2.0F;
+  const auto bytes_of = [&](StoreKind kind, std::string_view what) {
+    options.kind = kind;
+    std::size_t bytes = 0;
+    for (const MemoryPlan::Item& item : backend->store_plan(options).items) bytes += item.what == what ? item.bytes : 0;
+    return bytes;
+  };
+  // docs/concepts.md: of a chunk-head, int8 means of keys, int4 means of values and a scale of each; slots hold keys and values in bf16
+  const std::size_t heads = 2 * 3 * 2;
+  const std::size_t summaries = heads * (1024 / 8) * (64 + 64 / 2 + 2 * sizeof(float));
+  CHECK(bytes_of(StoreKind::resident, "summaries") == summaries);
+  CHECK(bytes_of(StoreKind::ping_pong, "summaries") == summaries);
+  CHECK(bytes_of(StoreKind::resident, "slots") == heads * 2 * 64 * 2 * 64 * 2);
+  CHECK(bytes_of(StoreKind::ping_pong, "two layers' slots") == 2 * 2 * 2 * 64 * 2 * 64 * 2);
+}
+
 TEST_CASE("backend options out of range are named", "[backend]") {
   test::expect_error<InvalidArgument>([] { make_cpu_backend({.threads = -2}); }, {"threads = -2"});
 }
