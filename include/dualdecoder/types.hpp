@@ -13,8 +13,8 @@ using Layer = int;           ///< transformer layer, 0 .. layers-1
 /// Names one sequence for its whole life; never reused within a session.
 struct SequenceId {
   std::uint64_t value = 0;
-  friend auto operator<=>(const SequenceId&, const SequenceId&) = default;
-  friend bool operator==(const SequenceId&, const SequenceId&) = default;  // spelt out for nvcc
+  friend auto operator<=>(const SequenceId&, const SequenceId&) = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 misreads it
+  friend bool operator==(const SequenceId&, const SequenceId&) = default;   // spelt out for nvcc
 };
 
 /// Element types of tensors in memory (files may hold more, see ModelWeights loaders).
