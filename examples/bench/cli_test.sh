@@ -56,7 +56,7 @@ case $kind in
     expect_row tiny-1k-prefill tok_s seconds first_seconds peak_device_bytes weight_bytes plan_device_bytes
     ;;
   plan)
-    # one policy of every store, and all others: every part of a plan has a kind
+    # every policy, so that every part of a plan has a kind; the one that needs LAPACK below
     expect 0 plan --shape 8b --policy full dualdecoder dualdecoder-published specache-1bit specache-2bit freekv hisparse quest infinigen
     # bytes that follow from the papers, for 32 layers, 8 KV heads of 128 and 131,072 tokens in 16 bits
     tokens=131072 layers=32 width=$((8 * 128))

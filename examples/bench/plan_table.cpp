@@ -33,8 +33,9 @@ struct Options {
   std::string command;
 };
 
-/// What an item of a plan is for. Summaries, low-rank keys, low-bit copies and tables are helper state: what is kept on the device only to
-/// find or to stand for keys and values that are elsewhere.
+/// What an item of a plan is for. What a prefill takes is free again when it ends; all else stays as long as the session. Summaries,
+/// low-rank keys, low-bit copies and tables are helper state: what is kept on the device only to find or to stand for keys and values that
+/// are elsewhere.
 struct Kind {
   const char* name;
   bool helper;
@@ -54,8 +55,9 @@ const std::vector<Kind>& kinds() {
       {"tables", true, {"tables of chunks", "tables of slots", "predictions"}},
       {"activations",
        false,
-       {"attention work space", "rotations and work space", "factorisation of one prompt", "calibration queries of one prefill",
-        "work space of the dense part", "activations", "chosen chunks and transfer lists", "prefill work space"}}};
+       {"attention work space", "rotations and work space", "work space of the dense part", "activations",
+        "chosen chunks and transfer lists"}},
+      {"prefill", false, {"prefill work space", "factorisation of one prompt", "calibration queries of one prefill"}}};
   return kKinds;
 }
 
