@@ -121,7 +121,7 @@ std::size_t ChunkStore::calibration_bytes(const StoreOptions& options) {
 std::size_t ChunkStore::readout_bytes() noexcept { return kCounters * sizeof(std::uint64_t) + sizeof(int); }
 
 ChunkStore::ChunkStore(const StoreOptions& options, const StoreResources& resources)
-    : options_(options), resources_(resources), table_(options), sequences_(index(options.max_sequences)), layout_(layout_of(options)) {
+    : options_(options), resources_(resources), book_(options), sequences_(index(options.max_sequences)), layout_(layout_of(options)) {
   const DeviceGuard guard(resources_.ordinal);
   const StreamRef stream = resources_.stream;
   device_ = Buffer(*resources_.device, device_bytes(options), stream);
@@ -141,7 +141,7 @@ KvStore::Capacities ChunkStore::capacities() const noexcept {
 }
 
 void ChunkStore::open(int slot, int capacity_tokens, StreamRef stream) {
-  table_.check_open(slot, capacity_tokens);
+  book_.check_open(slot, capacity_tokens);
   const DeviceGuard guard(resources_.ordinal);
   Buffer host(*resources_.host, sequence_bytes(options_, capacity_tokens), stream);
   Buffer calibration(*resources_.device, calibration_bytes(options_), stream);
@@ -149,7 +149,7 @@ void ChunkStore::open(int slot, int capacity_tokens, StreamRef stream) {
   set_entry(layout_.host_chunks, slot, (capacity_tokens + layout_.chunk - 1) / layout_.chunk, stream.get());
   forget_chunks(layout_, slot, 0, stream.get());
   sequences_[index(slot)] = {std::move(host), std::move(calibration), std::vector<int>(index(layout_.layers))};
-  table_.open(slot, capacity_tokens);
+  book_.open(slot, capacity_tokens);
 }
 
 float* ChunkStore::ring_of(int slot, Layer layer) noexcept {
@@ -169,7 +169,7 @@ void ChunkStore::keep_queries(Layer layer, int slot, const ConstTensor& queries,
 
 void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor last_queries, StreamRef stream) {
   const auto tokens = static_cast<int>(block.keys.dim(0));
-  const int first = table_.check_append(layer, slot, tokens);
+  const int first = book_.check_append(layer, slot, tokens);
   check_rows(block.keys, "keys");
   check_rows(block.values, "values");
   const DeviceGuard guard(resources_.ordinal);
@@ -178,7 +178,7 @@ void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor
     check_rows(last_queries, "last_queries");
     keep_queries(layer, slot, last_queries, stream);
   }
-  table_.append(layer, slot, tokens);
+  book_.append(layer, slot, tokens);
 }
 
 void ChunkStore::calibrate(Layer layer, int slot, int length, StreamRef stream) {
@@ -201,12 +201,12 @@ void ChunkStore::calibrate(Layer layer, int slot, int length, StreamRef stream) 
 }
 
 void ChunkStore::seal(int slot, StreamRef stream) {
-  const int length = table_.check_seal(slot);
+  const int length = book_.check_seal(slot);
   const DeviceGuard guard(resources_.ordinal);
   set_entry(extras_.lengths, slot, length, stream.get());
   for (Layer layer = 0; layer < layout_.layers; ++layer) calibrate(layer, slot, length, stream);
   sequences_[index(slot)].calibration = Buffer();
-  table_.seal(slot);
+  book_.seal(slot);
 }
 
 void ChunkStore::select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) {
@@ -258,19 +258,19 @@ void ChunkStore::commit(const StepView& view, const TransferList& write_back, St
 }
 
 void ChunkStore::truncate(int slot, int tokens, StreamRef stream) {
-  table_.check_truncate(slot);
+  book_.check_sealed(slot, "truncate");
   const DeviceGuard guard(resources_.ordinal);
   auto* const length = reinterpret_cast<int*>(readout_.data() + kCounters * sizeof(std::uint64_t));
   check(cudaMemcpyAsync(length, extras_.lengths + slot, sizeof(int), cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync");
   check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-  SequenceTable::check_kept(tokens, *length);
+  dualdecoder::detail::SequenceBook::check_kept(tokens, *length);
   restore_window(layout_, slot, tokens, *length, stream.get());
   forget_chunks(layout_, slot, layout_.swaps ? 0 : layout_.range_end(tokens), stream.get());
   set_entry(extras_.lengths, slot, tokens, stream.get());
 }
 
 void ChunkStore::close(int slot, StreamRef /*stream*/) noexcept {
-  if (!table_.close(slot)) return;
+  if (!book_.close(slot)) return;
   sequences_[index(slot)] = Sequence();
 }
 

@@ -4,12 +4,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "cuda/sequence_table.hpp"
 #include "cuda/store.hpp"
 #include "cuda/store_layout.hpp"
 #include "dualdecoder/kv_store.hpp"
 #include "dualdecoder/memory.hpp"
 #include "dualdecoder/store_options.hpp"
+#include "src/sequence_book.hpp"
 
 namespace dualdecoder::cuda {
 
@@ -70,7 +70,7 @@ class ChunkStore final : public KvStore {
 
   StoreOptions options_;
   StoreResources resources_;
-  SequenceTable table_;
+  dualdecoder::detail::SequenceBook book_;
   std::vector<Sequence> sequences_;
   Buffer device_;
   Buffer readout_;  // pinned: counters, then a length

@@ -69,7 +69,7 @@ std::size_t FullStore::sequence_bytes(const StoreOptions& options, int tokens) {
 }
 
 FullStore::FullStore(const StoreOptions& options, const StoreResources& resources)
-    : options_(options), resources_(resources), table_(options), pages_(index(options.max_sequences)), layout_(layout_of(options)) {
+    : options_(options), resources_(resources), book_(options), pages_(index(options.max_sequences)), layout_(layout_of(options)) {
   const DeviceGuard guard(resources_.ordinal);
   device_ = Buffer(*resources_.device, device_bytes(options), resources_.stream);
   readout_ = Buffer(*resources_.host, readout_bytes(), resources_.stream);
@@ -79,30 +79,30 @@ FullStore::FullStore(const StoreOptions& options, const StoreResources& resource
 }
 
 void FullStore::open(int slot, int capacity_tokens, StreamRef stream) {
-  table_.check_open(slot, capacity_tokens);
+  book_.check_open(slot, capacity_tokens);
   const DeviceGuard guard(resources_.ordinal);
   Buffer pages(*resources_.device, sequence_bytes(options_, capacity_tokens), stream);
   set_entry(layout_.base, slot, pages.data(), stream.get());
   set_entry(layout_.pages, slot, pages_of(capacity_tokens), stream.get());
   pages_[index(slot)] = std::move(pages);
-  table_.open(slot, capacity_tokens);
+  book_.open(slot, capacity_tokens);
 }
 
 void FullStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor /*last_queries*/, StreamRef stream) {
   const auto tokens = static_cast<int>(block.keys.dim(0));
-  const int first = table_.check_append(layer, slot, tokens);
+  const int first = book_.check_append(layer, slot, tokens);
   check_rows(block.keys, "keys");
   check_rows(block.values, "values");
   const DeviceGuard guard(resources_.ordinal);
   append_full(layout_, layer, slot, first, tokens, rows_in(block.keys), rows_in(block.values), stream.get());
-  table_.append(layer, slot, tokens);
+  book_.append(layer, slot, tokens);
 }
 
 void FullStore::seal(int slot, StreamRef stream) {
-  const int length = table_.check_seal(slot);
+  const int length = book_.check_seal(slot);
   const DeviceGuard guard(resources_.ordinal);
   set_entry(lengths_, slot, length, stream.get());
-  table_.seal(slot);
+  book_.seal(slot);
 }
 
 void FullStore::select(Layer, const StepView& view, ConstTensor, const Selection& by_row, StreamRef stream) {
@@ -137,17 +137,17 @@ void FullStore::commit(const StepView& view, const TransferList& write_back, Str
 }
 
 void FullStore::truncate(int slot, int tokens, StreamRef stream) {
-  table_.check_truncate(slot);
+  book_.check_sealed(slot, "truncate");
   const DeviceGuard guard(resources_.ordinal);
   const auto* const length = reinterpret_cast<const int*>(readout_.data());
   check(cudaMemcpyAsync(readout_.data(), lengths_ + slot, sizeof(int), cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync");
   check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-  SequenceTable::check_kept(tokens, *length);
+  dualdecoder::detail::SequenceBook::check_kept(tokens, *length);
   set_entry(lengths_, slot, tokens, stream.get());
 }
 
 void FullStore::close(int slot, StreamRef /*stream*/) noexcept {
-  if (table_.close(slot)) pages_[index(slot)] = Buffer();
+  if (book_.close(slot)) pages_[index(slot)] = Buffer();
 }
 
 }  // namespace dualdecoder::cuda

@@ -5,9 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <string>
 
-#include "dualdecoder/error.hpp"
 #include "src/planned_pieces.hpp"
 
 namespace dualdecoder::cpu {
@@ -32,13 +30,12 @@ ChunkStore::ChunkStore(const StoreOptions& options, const StoreResources& resour
       geometry_(options),
       kernels_(attention_kernels(resources.isa)),
       runner_(runner_limits(options, geometry_, resources), geometry_.layout(), *resources.threads, resources.isa),
+      predictions_(head_count(), index(geometry_.selected_chunks)),
+      book_(options),
       sequences_(index(options.max_sequences)),
       unscored_(std::make_unique<std::atomic<int>[]>(index(options.max_sequences * options.kv_heads))),
       segment_capacity_(geometry_.sink_chunks + geometry_.selected_chunks + geometry_.window_chunks) {
-  for (Sequence& sequence : sequences_) {
-    sequence.appended.resize(index(options.layers));
-    sequence.kept_queries.resize(index(options.layers));
-  }
+  for (Sequence& sequence : sequences_) sequence.kept_queries.resize(index(options.layers));
   jobs_.reserve(index(options.max_sequences * options.rows_per_sequence * options.kv_heads));
 }
 
@@ -60,9 +57,7 @@ void ChunkStore::carve(Carver& carver, MemoryPlan& plan) {
   value_scales_ = carver.take<float>(heads * chunks);
   pieces.enter("summaries");
   bias_ = carver.take<float>(index(options_.max_sequences) * index(options_.layers) * index(options_.heads));
-  predicted_ = carver.take<int>(heads * index(geometry_.selected_chunks));
-  predicted_count_ = carver.take<int>(heads);
-  predicted_limit_ = carver.take<int>(heads);
+  predictions_.carve(carver);
   pieces.enter("tables of chunks");
   scores_ = carver.take<float>(2 * rows * kv_heads * group * chunks);
   queries_ = carver.take<float>(rows * index(options_.heads) * dim);
@@ -85,15 +80,14 @@ MemoryPlan ChunkStore::plan() const {
 }
 
 void ChunkStore::initialise() {
-  std::fill_n(predicted_count_, head_count(), -1);
+  predictions_.forget(0, head_count());
   std::fill_n(bias_, index(options_.max_sequences) * index(options_.layers) * index(options_.heads), 0.0F);
 }
 
 std::byte* ChunkStore::host_chunk(const Head& head, int chunk) const noexcept {
-  const Sequence& sequence = sequences_[index(head.slot)];
-  const std::size_t chunks = index((sequence.capacity + geometry_.chunk - 1) / geometry_.chunk);
+  const std::size_t chunks = index((book_.capacity(head.slot) + geometry_.chunk - 1) / geometry_.chunk);
   const std::size_t list = index(head.layer) * index(options_.kv_heads) + index(head.kv_head);
-  return sequence.host.data() + (list * chunks + index(chunk)) * geometry_.chunk_bytes;
+  return sequences_[index(head.slot)].host.data() + (list * chunks + index(chunk)) * geometry_.chunk_bytes;
 }
 
 std::byte* ChunkStore::near_chunk(const Head& head, int chunk) const noexcept {
@@ -126,23 +120,6 @@ float* ChunkStore::scores_of(Layer layer, int row, int kv_head) const noexcept {
   return scores_ + list * index(geometry_.group) * index(geometry_.max_chunks);
 }
 
-void ChunkStore::check_slot(int slot, const char* what) const {
-  detail::require(slot >= 0 && slot < options_.max_sequences, "slot", slot, "in 0 .. max_sequences-1");
-  if (!sequences_[index(slot)].open) throw InvalidArgument(std::string(what) + ": slot = " + std::to_string(slot) + ": must be open");
-}
-
-ChunkStore::Sequence& ChunkStore::sealed_sequence(const StepView& view, int place) {
-  const int slot = view.slot_of[place];
-  check_slot(slot, "step");
-  Sequence& sequence = sequences_[index(slot)];
-  if (!sequence.sealed) throw InvalidArgument("step: slot = " + std::to_string(slot) + ": must be sealed");
-  if (view.position[place] != sequence.length) {
-    throw InvalidArgument("position = " + std::to_string(view.position[place]) + " of slot " + std::to_string(slot) +
-                          ": must be its committed length " + std::to_string(sequence.length));
-  }
-  return sequence;
-}
-
 std::size_t ChunkStore::sequence_bytes(const StoreOptions& options, int tokens) {
   const ChunkGeometry geometry(options);
   const std::size_t chunks = index((tokens + geometry.chunk - 1) / geometry.chunk);
@@ -154,32 +131,22 @@ std::size_t ChunkStore::calibration_bytes(const StoreOptions& options) {
 }
 
 void ChunkStore::open(int slot, int capacity_tokens, StreamRef stream) {
-  detail::require(slot >= 0 && slot < options_.max_sequences, "slot", slot, "in 0 .. max_sequences-1");
-  detail::require(capacity_tokens >= 1 && capacity_tokens <= options_.max_context, "capacity_tokens", capacity_tokens,
-                  "in 1 .. max_context");
-  Sequence& sequence = sequences_[index(slot)];
-  if (sequence.open) throw InvalidArgument("open: slot = " + std::to_string(slot) + ": must be closed");
+  book_.check_open(slot, capacity_tokens);
   Buffer host(*resources_.host, sequence_bytes(options_, capacity_tokens), stream);
   Buffer calibration(*resources_.device, calibration_bytes(options_), stream);
+  Sequence& sequence = sequences_[index(slot)];
   sequence.host = std::move(host);
   sequence.calibration = std::move(calibration);
-  sequence.capacity = capacity_tokens;
-  sequence.length = 0;
-  sequence.open = true;
-  sequence.sealed = false;
-  std::fill(sequence.appended.begin(), sequence.appended.end(), 0);
   std::fill(sequence.kept_queries.begin(), sequence.kept_queries.end(), 0);
+  book_.open(slot, capacity_tokens);
   forget_predictions(slot);
   forget(slot, 0);
 }
 
 void ChunkStore::close(int slot, StreamRef) noexcept {
-  if (slot < 0 || slot >= options_.max_sequences) return;
-  Sequence& sequence = sequences_[index(slot)];
-  sequence.open = false;
-  sequence.sealed = false;
-  sequence.host = Buffer();
-  sequence.calibration = Buffer();
+  if (!book_.close(slot)) return;
+  sequences_[index(slot)].host = Buffer();
+  sequences_[index(slot)].calibration = Buffer();
 }
 
 void ChunkStore::keep_queries(Sequence& sequence, Layer layer, const ConstTensor& queries) {
@@ -193,17 +160,8 @@ void ChunkStore::keep_queries(Sequence& sequence, Layer layer, const ConstTensor
 }
 
 void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor last_queries, StreamRef) {
-  check_slot(slot, "append");
-  detail::require(layer >= 0 && layer < options_.layers, "layer", layer, "in 0 .. layers-1");
-  Sequence& sequence = sequences_[index(slot)];
-  if (sequence.sealed) throw InvalidArgument("append: slot = " + std::to_string(slot) + ": must not be sealed yet");
   const int tokens = static_cast<int>(block.keys.dim(0));
-  int& appended = sequence.appended[index(layer)];
-  if (tokens > sequence.capacity - appended) {
-    throw InvalidArgument("append: " + std::to_string(appended) + " + " + std::to_string(tokens) +
-                          " tokens: must be at most the capacity of " + std::to_string(sequence.capacity));
-  }
-  const int first = appended;
+  const int first = book_.check_append(layer, slot, tokens);
   const int end = first + tokens;
   const int chunk = geometry_.chunk;
   const int chunk_begin = first / chunk;
@@ -228,8 +186,8 @@ void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor
       if (j < geometry_.sink_chunks || j >= near_begin) std::memcpy(near_chunk(head, j), data, geometry_.chunk_bytes);
     }
   });
-  if (last_queries) keep_queries(sequence, layer, last_queries);
-  appended = end;
+  if (last_queries) keep_queries(sequences_[index(slot)], layer, last_queries);
+  book_.append(layer, slot, tokens);
 }
 
 int ChunkStore::choose(const float* scores, int count, int capacity, int worker, int* chunks, float* shares) const {
@@ -251,7 +209,7 @@ void ChunkStore::select(Layer layer, const StepView& view, ConstTensor queries, 
   const std::size_t width = index(geometry_.group) * dim;
   const float scale = 1.0F / std::sqrt(static_cast<float>(geometry_.dim));
   for (int place = 0; place < view.sequences; ++place) {
-    if (view.mode[place] != RowMode::idle) sealed_sequence(view, place);
+    if (view.mode[place] != RowMode::idle) book_.check_place(view, place);
   }
   int parts = 0;  // of the longest sequence
   for (int place = 0; place < view.sequences; ++place) {
@@ -343,7 +301,7 @@ void ChunkStore::attend(Layer layer, const StepView& view, const RowBlock& rows,
       std::fill_n(result + index(row) * index(kv_heads) * width, index(kv_heads) * width, 0.0F);
       continue;
     }
-    sealed_sequence(view, place);
+    book_.check_place(view, place);
     const int slot = view.slot_of[place];
     const int length = view.position[place];
     const int position = row_position(mode, row % per_sequence, length);
@@ -387,21 +345,12 @@ void ChunkStore::attend(Layer layer, const StepView& view, const RowBlock& rows,
 
 void ChunkStore::commit(const StepView& view, const TransferList& write_back, StreamRef) {
   *write_back.count = 0;
-  for (int place = 0; place < view.sequences; ++place) {
-    if (!row_is_live(view.mode[place], 0)) continue;
-    Sequence& sequence = sealed_sequence(view, place);
-    const int slot = view.slot_of[place];
-    if (sequence.length >= sequence.capacity) {
-      throw InvalidArgument("commit: slot " + std::to_string(slot) + " is at its capacity of " + std::to_string(sequence.capacity) +
-                            " tokens");
-    }
-  }
+  book_.check_commit(view);
   for (int place = 0; place < view.sequences; ++place) {
     if (!row_is_live(view.mode[place], 0)) continue;
     const int slot = view.slot_of[place];
-    Sequence& sequence = sequences_[index(slot)];
-    const Range before = range_of(slot, sequence.length);
-    const int length = ++sequence.length;
+    const Range before = range_of(slot, book_.length(slot));
+    const int length = book_.commit(slot);
     const Range after = range_of(slot, length);
     for (int list = 0; list < options_.layers * options_.kv_heads; ++list) {
       const Head head{slot, list / options_.kv_heads, list % options_.kv_heads};
@@ -421,16 +370,12 @@ void ChunkStore::commit(const StepView& view, const TransferList& write_back, St
 }
 
 void ChunkStore::truncate(int slot, int tokens, StreamRef) {
-  check_slot(slot, "truncate");
-  Sequence& sequence = sequences_[index(slot)];
-  if (!sequence.sealed) throw InvalidArgument("truncate: slot = " + std::to_string(slot) + ": must be sealed");
-  if (tokens < 1 || tokens > sequence.length) {
-    throw InvalidArgument("truncate: tokens = " + std::to_string(tokens) + ": must be in 1 .. " + std::to_string(sequence.length));
-  }
+  book_.check_truncate(slot, tokens);
   const int chunk = geometry_.chunk;
-  const int whole_before = sequence.length / chunk;  // chunks that the host holds
-  const int window_before = range_of(slot, sequence.length).first + range_of(slot, sequence.length).count;
-  sequence.length = tokens;
+  const int whole_before = book_.length(slot) / chunk;  // chunks that the host holds
+  const Range before = range_of(slot, book_.length(slot));
+  const int window_before = before.first + before.count;
+  book_.truncate(slot, tokens);
   const Range range = range_of(slot, tokens);
   for (int list = 0; list < options_.layers * options_.kv_heads; ++list) {
     const Head head{slot, list / options_.kv_heads, list % options_.kv_heads};
@@ -444,57 +389,29 @@ void ChunkStore::truncate(int slot, int tokens, StreamRef) {
 }
 
 void ChunkStore::forget_predictions(int slot) {
-  const std::size_t per_sequence = index(options_.layers) * index(options_.kv_heads);
-  std::fill_n(predicted_count_ + index(slot) * per_sequence, per_sequence, -1);
+  predictions_.forget(head_index({slot, 0, 0}), index(options_.layers) * index(options_.kv_heads));
 }
 
 void ChunkStore::remember_prediction(const Head& head, std::span<const int> predicted) {
-  const std::size_t at = head_index(head);
-  const Range range = range_of(head.slot, sequences_[index(head.slot)].length);
-  predicted_count_[at] = static_cast<int>(std::min(predicted.size(), index(geometry_.selected_chunks)));
-  predicted_limit_[at] = range.first + range.count;
-  std::copy_n(predicted.begin(), predicted_count_[at], predicted_ + at * index(geometry_.selected_chunks));
-}
-
-void ChunkStore::count_predicted(const Head& head, std::span<const int> needed) {
-  statistics_.needed += needed.size();
-  const std::size_t at = head_index(head);
-  if (predicted_count_[at] < 0) return;
-  const int* predicted = predicted_ + at * index(geometry_.selected_chunks);
-  const int* const end = predicted + predicted_count_[at];
-  for (int chunk : needed) {
-    if (chunk >= predicted_limit_[at]) break;  // left the window since; nobody had to predict it
-    ++statistics_.predictable;
-    predicted = std::lower_bound(predicted, end, chunk);
-    if (predicted != end && *predicted == chunk) ++statistics_.predicted_hit;
-  }
+  const Range range = range_of(head.slot, book_.length(head.slot));
+  predictions_.remember(head_index(head), predicted, range.first + range.count);
 }
 
 void ChunkStore::seal(int slot, StreamRef) {
-  check_slot(slot, "seal");
-  Sequence& sequence = sequences_[index(slot)];
-  if (sequence.sealed) throw InvalidArgument("seal: slot = " + std::to_string(slot) + ": must not be sealed yet");
-  const int length = sequence.appended.front();
-  for (Layer layer = 0; layer < options_.layers; ++layer) {
-    if (sequence.appended[index(layer)] != length || length == 0) {
-      throw InvalidArgument("seal: layer " + std::to_string(layer) + " holds " + std::to_string(sequence.appended[index(layer)]) +
-                            " tokens: must be as many as layer 0, at least 1");
-    }
-  }
-  sequence.length = length;
+  const int length = book_.check_seal(slot);
   resources_.threads->parallel_for(options_.layers * options_.kv_heads, [&](int list, int worker) {
-    calibrate(slot, list / options_.kv_heads, list % options_.kv_heads, worker);
+    calibrate({slot, list / options_.kv_heads, list % options_.kv_heads}, length, worker);
   });
-  sequence.calibration = Buffer();
-  sequence.sealed = true;
+  sequences_[index(slot)].calibration = Buffer();
+  book_.seal(slot);
 }
 
 /// docs/concepts.md, "Tail estimate": per query head the mean over the last prompt queries of log(true unselected mass / estimated), each
 /// kept in -3 .. 6. The last query also names the chunks that the store starts with.
-void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
+void ChunkStore::calibrate(const Head& head, int length, int worker) {
+  const auto [slot, layer, kv_head] = head;
   const Sequence& sequence = sequences_[index(slot)];
-  const Head head{slot, layer, kv_head};
-  const Range range = range_of(slot, sequence.length);
+  const Range range = range_of(slot, length);
   const int group = geometry_.group;
   float* bias = bias_of(slot, layer) + kv_head * group;
   std::fill_n(bias, group, 0.0F);
@@ -519,7 +436,7 @@ void ChunkStore::calibrate(int slot, Layer layer, int kv_head, int worker) {
       reinterpret_cast<const float*>(sequence.calibration.data()) + index(layer) * index(kCalibrationQueries) * index(options_.heads) * dim;
   for (int age = kept; age-- > 0;) {  // oldest first; the newest names the warm set
     const int number = sequence.kept_queries[index(layer)] - 1 - age;
-    const int position = sequence.length - 1 - age;
+    const int position = length - 1 - age;
     const bool newest = age == 0;
     const bool sees_all = position >= (range.first + range.count) * geometry_.chunk - 1;
     if (!newest && (!sees_all || !options_.selection.tail_estimate || !options_.selection.calibrate_tail)) continue;

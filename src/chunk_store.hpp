@@ -13,6 +13,8 @@
 #include "dualdecoder/store_options.hpp"
 #include "src/attention.hpp"
 #include "src/chunk_geometry.hpp"
+#include "src/prediction_record.hpp"
+#include "src/sequence_book.hpp"
 #include "src/store.hpp"
 #include "src/summary.hpp"
 
@@ -59,11 +61,6 @@ class ChunkStore : public KvStore {
     int count;
   };
   struct Sequence {
-    bool open = false;
-    bool sealed = false;
-    int capacity = 0;               // tokens
-    int length = 0;                 // committed tokens, once sealed
-    std::vector<int> appended;      // [layers] tokens, while prefilling
     std::vector<int> kept_queries;  // [layers] in the ring of calibration queries
     Buffer host;                    // [layers, kv_heads, chunks] chunk-heads
     Buffer calibration;             // [layers, kCalibrationQueries, heads, head_dim] f32, until sealed
@@ -90,12 +87,10 @@ class ChunkStore : public KvStore {
   bool waits(const StepView& view, int place) const noexcept {
     return options_.miss_policy == MissPolicy::wait || (view.waits != nullptr && view.waits[place] != 0);
   }
-  const Sequence& sequence(int slot) const { return sequences_[index(slot)]; }
 
   /// Counts how much of what row 0 needs was predicted, and remembers a new prediction.
-  void count_predicted(const Head& head, std::span<const int> needed);
+  void count_predicted(const Head& head, std::span<const int> needed) { predictions_.count(head_index(head), needed, statistics_); }
   void remember_prediction(const Head& head, std::span<const int> predicted);
-  void forget_predictions(int slot);
 
   /// Takes memory for this class and enters it into the plan; derived stores carve behind it. Called once to count and once to place.
   void carve(Carver& carver, MemoryPlan& plan);
@@ -120,12 +115,11 @@ class ChunkStore : public KvStore {
 
  private:
   void initialise();
-  void check_slot(int slot, const char* what) const;
-  Sequence& sealed_sequence(const StepView& view, int place);
+  void forget_predictions(int slot);
   Summary summary_of(const Head& head, int chunk) const noexcept;
   void summarise_chunk(const Head& head, int chunk, const void* data, int worker);
   void keep_queries(Sequence& sequence, Layer layer, const ConstTensor& queries);
-  void calibrate(int slot, Layer layer, int kv_head, int worker);
+  void calibrate(const Head& head, int length, int worker);
   int choose(const float* scores, int count, int capacity, int worker, int* chunks, float* shares) const;
   std::size_t padded_chunks() const noexcept { return (index(geometry_.max_chunks) + 15) / 16 * 16; }
   void write_row(const Head& head, int position, const RowBlock& rows, int row);
@@ -141,6 +135,8 @@ class ChunkStore : public KvStore {
 
   const AttentionKernels& kernels_;
   AttentionRunner runner_;
+  PredictionRecord predictions_;
+  detail::SequenceBook book_;
   std::vector<Sequence> sequences_;
   std::vector<AttentionJob> jobs_;
   std::unique_ptr<std::atomic<int>[]> unscored_;  // [sequences, kv_heads] parts of the list that select has not scored yet
@@ -154,9 +150,6 @@ class ChunkStore : public KvStore {
   std::uint8_t* value_means_ = nullptr;  // [heads of all sequences, max_chunks, dim / 2]
   float* value_scales_ = nullptr;        // [heads of all sequences, max_chunks]
   float* bias_ = nullptr;                // [sequences, layers, heads]
-  int* predicted_ = nullptr;             // [heads of all sequences, selected_chunks]
-  int* predicted_count_ = nullptr;       // [heads of all sequences], -1: none
-  int* predicted_limit_ = nullptr;       // [heads of all sequences] end of the range at the time of prediction
   float* scores_ = nullptr;              // [2 (parity of the layer), rows, kv_heads, group, max_chunks]
   float* queries_ = nullptr;             // [rows, heads, head_dim] scaled
   float* shifts_ = nullptr;              // [rows, heads]

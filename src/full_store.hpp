@@ -49,7 +49,7 @@ class FullStore final : public KvStore {
   SegmentLayout layout_;
   int group_;
   AttentionRunner runner_;
-  SequenceBook book_;
+  detail::SequenceBook book_;
   std::vector<Buffer> data_;  // [sequences] of [layers, kv_heads, blocks] blocks of keys [kBlock, dim], then values
   std::vector<AttentionJob> jobs_;
   Buffer device_;

@@ -126,7 +126,7 @@ class ShadowKvStore final : public KvStore {
   AttentionRunner runner_;
   LowRankKeys keys_;
   PredictionRecord predictions_;
-  SequenceBook book_;
+  detail::SequenceBook book_;
   StoreStatistics statistics_;
   std::vector<Host> hosts_;  // [sequences]
   Buffer device_;

@@ -137,7 +137,7 @@ class SpeCacheStore final : public KvStore {
   const AttentionKernels& attention_;
   const DenseKernels& dense_;
   const LowBitKernels& low_bit_;
-  SequenceBook book_;
+  detail::SequenceBook book_;
   PredictionRecord predicted_;
   StoreStatistics statistics_;
   std::vector<Sequence> sequences_;

@@ -45,6 +45,24 @@ inline void apply_specache(SessionOptions& options, int bits) {
   options.specache = {.bits = bits, .group = 64, .exact_tokens = 64, .fetched_tokens = 64};
 }
 
+struct Pages {
+  int page;   ///< tokens
+  int first;  ///< tokens of the context that are always attended to, and last ones
+  int last;
+  float slots_per_budget;
+};
+/// Pages that stay on the device while there is room, needed ones waited for, the rest dropped.
+inline void apply_pages(SessionOptions& options, PredictorKind predictor, const Pages& pages) {
+  options.store = StoreKind::resident;
+  options.predictor = predictor;
+  options.miss_policy = MissPolicy::wait;
+  options.chunk_tokens = pages.page;
+  options.sink_tokens = pages.first;
+  options.local_tokens = pages.last;
+  options.slots_per_budget = pages.slots_per_budget;
+  options.tail_estimate = false;
+}
+
 }  // namespace detail
 
 /// All policies. The library's own is "dualdecoder".
@@ -109,14 +127,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int) { return 1792; },
        .apply =
            [](SessionOptions& o) {
-             o.store = StoreKind::resident;
-             o.predictor = PredictorKind::previous_step;
-             o.miss_policy = MissPolicy::wait;
-             o.chunk_tokens = 32;
-             o.sink_tokens = 128;
-             o.local_tokens = 128;
-             o.slots_per_budget = 1.0F;
-             o.tail_estimate = false;
+             detail::apply_pages(o, PredictorKind::previous_step, {.page = 32, .first = 128, .last = 128, .slots_per_budget = 1.0F});
            },
        .ranks_by_bounds = true,
        .attends_predicted = true,
@@ -128,14 +139,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int) { return 2048; },
        .apply =
            [](SessionOptions& o) {
-             o.store = StoreKind::resident;
-             o.predictor = PredictorKind::none;
-             o.miss_policy = MissPolicy::wait;
-             o.chunk_tokens = 16;
-             o.sink_tokens = 0;
-             o.local_tokens = 16;
-             o.slots_per_budget = 3.0F;
-             o.tail_estimate = false;
+             detail::apply_pages(o, PredictorKind::none, {.page = 16, .first = 0, .last = 16, .slots_per_budget = 3.0F});
            },
        .ranks_by_bounds = true},
       {.name = "quest",
@@ -144,14 +148,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int) { return 2048; },
        .apply =
            [](SessionOptions& o) {
-             o.store = StoreKind::resident;
-             o.predictor = PredictorKind::none;
-             o.miss_policy = MissPolicy::wait;
-             o.chunk_tokens = 16;
-             o.sink_tokens = 0;
-             o.local_tokens = 16;
-             o.slots_per_budget = 1024.0F;
-             o.tail_estimate = false;
+             detail::apply_pages(o, PredictorKind::none, {.page = 16, .first = 0, .last = 16, .slots_per_budget = 1024.0F});
            },
        .ranks_by_bounds = true},
       {.name = "infinigen",
@@ -161,14 +158,7 @@ inline std::span<const Policy> policies() {
        .budget = [](int context) { return std::max(64, context / 5); },
        .apply =
            [](SessionOptions& o) {
-             o.store = StoreKind::resident;
-             o.predictor = PredictorKind::layer_ahead;
-             o.miss_policy = MissPolicy::wait;
-             o.chunk_tokens = 4;
-             o.sink_tokens = 0;
-             o.local_tokens = 4;
-             o.slots_per_budget = 1.0F;
-             o.tail_estimate = false;
+             detail::apply_pages(o, PredictorKind::layer_ahead, {.page = 4, .first = 0, .last = 4, .slots_per_budget = 1.0F});
            },
        .attends_predicted = true},
   }};

@@ -14,7 +14,6 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -33,6 +32,7 @@
 #include "dualdecoder/trace.hpp"
 #include "src/weight_layout.hpp"
 #include "tests/gpu/check.hpp"
+#include "tests/gpu/small_config.hpp"
 
 extern char** environ;
 
@@ -43,21 +43,6 @@ using cuda::BackendOptions;
 using cuda::make_cuda_backend;
 using cuda::Stream;
 using testing::CountingResource;
-
-/// The message of the Expected that `action` throws; anything else is a failure.
-template <class Expected>
-std::string thrown(const char* what, const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    DUALDECODER_EXPECT(false, "%s: threw something else: %s", what, error.what());
-    return "";
-  }
-  DUALDECODER_EXPECT(false, "%s: nothing was thrown", what);
-  return "";
-}
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
@@ -371,20 +356,6 @@ void test_two_threads() {
   }
   for (std::thread& thread : threads) thread.join();
   DUALDECODER_EXPECT(wrong == 0, "%d times backends of several threads disturbed each other", wrong.load());
-}
-
-ModelConfig small_config() {
-  ModelConfig config;
-  config.architecture = "llama";
-  config.layers = 2;
-  config.hidden = 256;
-  config.intermediate = 512;
-  config.heads = 8;
-  config.kv_heads = 2;
-  config.head_dim = 64;
-  config.vocabulary = 1024;
-  config.context = 4096;
-  return config;
 }
 
 /// Every tensor of `ours` has the bytes of `theirs`.

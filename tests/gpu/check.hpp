@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,21 @@ inline int failures = 0;
       std::printf("\n");                                   \
     }                                                      \
   } while (false)
+
+/// The message of the Expected that `action` throws; anything else is a failure.
+template <class Expected, class Action>
+std::string thrown(const char* what, Action&& action) {
+  try {
+    action();
+  } catch (const Expected& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    DUALDECODER_EXPECT(false, "%s: threw something else: %s", what, error.what());
+    return "";
+  }
+  DUALDECODER_EXPECT(false, "%s: nothing was thrown", what);
+  return "";
+}
 
 /// An array in device memory, with copies to and from it that wait.
 template <class T>

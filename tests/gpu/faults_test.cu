@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -33,6 +32,7 @@
 #include "dualdecoder/log.hpp"
 #include "dualdecoder/testing/counting_resource.hpp"
 #include "tests/gpu/check.hpp"
+#include "tests/gpu/small_config.hpp"
 
 extern char** environ;
 
@@ -42,21 +42,6 @@ namespace {
 using testing::CountingResource;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20U;
-
-/// The message of the Expected that `action` throws; anything else is a failure.
-template <class Expected>
-std::string thrown(const char* what, const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    DUALDECODER_EXPECT(false, "%s: threw something else: %s", what, error.what());
-    return "";
-  }
-  DUALDECODER_EXPECT(false, "%s: nothing was thrown", what);
-  return "";
-}
 
 void expect_parts(const std::string& sentence, const std::vector<const char*>& parts) {
   for (const char* part : parts) DUALDECODER_EXPECT(sentence.find(part) != std::string::npos, "\"%s\" lacks %s", sentence.c_str(), part);
@@ -83,20 +68,6 @@ void test_refused_machines() {
     expect_parts(thrown<CudaError>("no code", [&] { cuda::require_code(status, old); }), {"device 2", "CMAKE_CUDA_ARCHITECTURES"});
   }
   cuda::require_code(cudaSuccess, old);
-}
-
-ModelConfig small_config() {
-  ModelConfig config;
-  config.architecture = "llama";
-  config.layers = 2;
-  config.hidden = 256;
-  config.intermediate = 512;
-  config.heads = 8;
-  config.kv_heads = 2;
-  config.head_dim = 64;
-  config.vocabulary = 1024;
-  config.context = 4096;
-  return config;
 }
 
 SessionOptions small_options() {

@@ -59,20 +59,6 @@ unsigned long long wrong_on_device(const void* memory, std::size_t bytes, std::u
   return wrong.download().front();
 }
 
-template <class Expected, class Action>
-std::string thrown(Action&& action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    DUALDECODER_EXPECT(false, "another exception was thrown: %s", error.what());
-    return "";
-  }
-  DUALDECODER_EXPECT(false, "nothing was thrown");
-  return "";
-}
-
 void test_device_pool(StreamRef stream) {
   DevicePool pool(0);
   CountingResource counting(pool);
@@ -201,7 +187,7 @@ void test_reserve(StreamRef stream) {
 }
 
 void test_out_of_pinned_memory(StreamRef stream) {
-  const std::string text = thrown<OutOfMemory>([] { PinnedPool pool({.reserve_bytes = std::size_t{1} << 43U}); });
+  const std::string text = thrown<OutOfMemory>("more than there is", [] { PinnedPool pool({.reserve_bytes = std::size_t{1} << 43U}); });
   DUALDECODER_EXPECT(text.find("pinned") != std::string::npos, "the sentence names no pinned memory: %s", text.c_str());
   PinnedPool pool({});
   for (const std::size_t bytes : {(std::size_t{1} << 40U) + 1, std::size_t{1} << 46U, ~std::size_t{0} - 3}) {
@@ -214,7 +200,7 @@ void test_out_of_pinned_memory(StreamRef stream) {
   }
   const Buffer after(pool, kMiB, stream);
   std::memset(after.data(), 0, kMiB);
-  thrown<InvalidArgument>([] { PinnedPool odd({.piece_bytes = 1000}); });
+  thrown<InvalidArgument>("an odd piece", [] { PinnedPool odd({.piece_bytes = 1000}); });
 }
 
 class Collected final : public LogSink {
@@ -245,7 +231,7 @@ void test_registering_fails(StreamRef stream) {
     DUALDECODER_EXPECT(wrong_on_device(pageable.data(), kBytes, 8, stream) == 0, "pageable memory is not usable");
     return;
   }
-  const std::string text = thrown<OutOfMemory>([&] { const Buffer refused(pool, kBytes, stream); });
+  const std::string text = thrown<OutOfMemory>("a page that is registered already", [&] { const Buffer refused(pool, kBytes, stream); });
   DUALDECODER_EXPECT(text.find("cudaHostRegister") != std::string::npos, "the sentence is: %s", text.c_str());
   const Buffer small(pool, kMiB, stream);  // what is pinned still serves
   cuda::check(cudaHostUnregister(page), "cudaHostUnregister");

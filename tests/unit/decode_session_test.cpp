@@ -23,16 +23,8 @@ using namespace dualdecoder::test;
 namespace {
 
 const SessionModel& model_of(DataType type) {
-  static const SessionModel f32(DataType::f32);
   static const SessionModel bf16(DataType::bf16);
-  return type == DataType::f32 ? f32 : bf16;
-}
-const SessionModel& tiny() { return model_of(DataType::f32); }
-
-AddOptions tokens_wanted(int count) {
-  AddOptions add;
-  add.max_new_tokens = count;
-  return add;
+  return type == DataType::f32 ? tiny() : bf16;
 }
 
 void check_same_bits(const std::vector<Text>& got, const std::vector<Text>& want) {

@@ -27,17 +27,6 @@ using namespace dualdecoder::test;
 
 namespace {
 
-const SessionModel& tiny() {
-  static const SessionModel model;
-  return model;
-}
-
-AddOptions tokens_wanted(int count) {
-  AddOptions add;
-  add.max_new_tokens = count;
-  return add;
-}
-
 DecodeSession make(const SessionOptions& options) { return make_session(tiny().backend, tiny().weights, options); }
 
 std::vector<Token> rest_of(DecodeSession& session, SequenceId id) {

@@ -38,6 +38,18 @@ struct SessionModel {
       : weights(make_synthetic_weights(tiny_config(), 7, *backend, {.matrix_type = matrices, .threads = 1})) {}
 };
 
+/// One for all tests of a program.
+inline const SessionModel& tiny() {
+  static const SessionModel model;
+  return model;
+}
+
+inline AddOptions tokens_wanted(int count) {
+  AddOptions add;
+  add.max_new_tokens = count;
+  return add;
+}
+
 /// A budget far below the context, so that every policy has something to decide.
 inline SessionOptions tiny_options() {
   SessionOptions options;

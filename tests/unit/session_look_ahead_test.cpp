@@ -20,11 +20,6 @@
 namespace dualdecoder::test {
 namespace {
 
-const SessionModel& tiny() {
-  static const SessionModel model;
-  return model;
-}
-
 using Event = std::vector<std::uint64_t>;
 using Steps = std::vector<std::vector<Event>>;  // events of each step: sequence, token, reason
 
@@ -93,12 +88,6 @@ Act adding(const std::vector<std::pair<std::vector<Token>, AddOptions>>& sequenc
     if (step > 0) return;
     for (const auto& [prompt, add] : sequences) session.add(prompt, add);
   };
-}
-
-AddOptions tokens_wanted(int count) {
-  AddOptions add;
-  add.max_new_tokens = count;
-  return add;
 }
 
 TEST_CASE("Looking ahead changes no step of a lone sequence", "[session]") {

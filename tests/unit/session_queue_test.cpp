@@ -22,17 +22,6 @@ using namespace dualdecoder::test;
 
 namespace {
 
-const SessionModel& tiny() {
-  static const SessionModel model;
-  return model;
-}
-
-AddOptions tokens_wanted(int count) {
-  AddOptions add;
-  add.max_new_tokens = count;
-  return add;
-}
-
 SessionOptions queue_options(int sequences, int tokens_per_step) {
   SessionOptions options = tiny_options();  // blocks of 64
   options.max_sequences = sequences;

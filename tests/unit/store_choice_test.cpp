@@ -13,11 +13,6 @@
 namespace dualdecoder::test {
 namespace {
 
-const SessionModel& tiny() {
-  static const SessionModel model;
-  return model;
-}
-
 SessionOptions automatic_options(int max_context) {
   SessionOptions options = tiny_options();  // a budget of 48
   options.max_context = max_context;
