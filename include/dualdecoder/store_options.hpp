@@ -24,9 +24,9 @@ enum class StoreKind : std::uint8_t {
   automatic,  ///< full where the context is too short to gain by selecting, else resident; for SessionOptions, no store is of this kind
 };
 
-/// The parameters of StoreKind::shadow_kv as ShadowKV publishes them (arXiv 2410.21465), besides a budget of 1/64 of the context in chunks
-/// of
-/// 8. Of SelectionOptions the store reads chunk_tokens and budget_tokens alone; MissPolicy::estimate is refused, since it drops the tail.
+/// The parameters of StoreKind::shadow_kv as ShadowKV publishes them (arXiv 2410.21465), besides chunks of 8 and a budget of 1/64 of the
+/// context. Of SelectionOptions the store reads chunk_tokens and budget_tokens alone; MissPolicy::estimate is refused, since it drops the
+/// tail.
 struct ShadowKvOptions {
   int rank = 160;           ///< of the factors of a layer's keys, all KV heads side by side: a multiple of 8; at most kv_heads * head_dim
   int outlier_chunks = 48;  ///< prompt chunks of a KV head that are kept whole on the device, 0 .. 65536
