@@ -8,8 +8,8 @@
 
 namespace dualdecoder::examples {
 
-/// The shape of a model for made-up weights and plans: 8b (as Llama-3.1-8B), 14b, 32b (as Qwen2.5-14B and -32B), their contexts stretched,
-/// or tiny. Throws InvalidArgument naming --shape.
+/// The shape of a model for made-up weights and plans: 8b (as Llama-3.1-8B), 1.5b, 14b, 32b (as Qwen2.5's), their contexts stretched, or
+/// tiny. Throws InvalidArgument naming --shape.
 inline ModelConfig shape_named(const std::string& name) {
   ModelConfig config;
   config.architecture = "llama";
@@ -24,6 +24,17 @@ inline ModelConfig shape_named(const std::string& name) {
     config.kv_heads = 8;
     config.head_dim = 128;
     config.vocabulary = 128256;
+  } else if (name == "1.5b") {
+    config.architecture = "qwen2";
+    config.layers = 28;
+    config.hidden = 1536;
+    config.intermediate = 8960;
+    config.heads = 12;
+    config.kv_heads = 2;
+    config.head_dim = 128;
+    config.vocabulary = 151936;
+    config.attention_bias = true;
+    config.rope.theta = 1000000.0F;
   } else if (name == "14b" || name == "32b") {
     config.architecture = "qwen2";
     config.layers = name == "14b" ? 48 : 64;
@@ -44,7 +55,7 @@ inline ModelConfig shape_named(const std::string& name) {
     config.head_dim = 64;
     config.vocabulary = 1024;
   } else {
-    throw InvalidArgument("--shape = " + name + ": must be 8b, 14b, 32b or tiny");
+    throw InvalidArgument("--shape = " + name + ": must be 8b, 1.5b, 14b, 32b or tiny");
   }
   return config;
 }

@@ -20,28 +20,44 @@ namespace {
 
 std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
 
-/// Bytes of a selection's lists, which lie one behind the other.
-std::size_t bytes_of(const Selection& selection, int rows) {
-  const auto* end = reinterpret_cast<const std::byte*>(selection.count + selection.list(rows, 0));
-  return static_cast<std::size_t>(end - reinterpret_cast<const std::byte*>(selection.chunks));
-}
+/// What a layer is to have chosen in the step that runs now.
+using Replayed = std::function<Selection(Layer)>;
 
-/// Lets the store choose, and then puts the choices that lie ready in `current` in their place.
+/// Lets the store choose, and then goes on with the choices that lie ready in place of these.
 class ReplayStore final : public testing::ForwardingStore {
  public:
-  /// `current` and `kernels` must outlive the store; [layers] pieces of `layer_bytes`.
-  ReplayStore(std::unique_ptr<KvStore> inner, const std::byte* const& current, const std::size_t& layer_bytes, StepKernels& kernels)
-      : ForwardingStore(std::move(inner)), current_(current), layer_bytes_(layer_bytes), kernels_(kernels) {}
+  ReplayStore(std::unique_ptr<KvStore> inner, Replayed replayed) : ForwardingStore(std::move(inner)), replayed_(std::move(replayed)) {}
 
-  void select(Layer layer, const StepView& view, ConstTensor queries, const Selection& by_row, StreamRef stream) override {
-    ForwardingStore::select(layer, view, queries, by_row, stream);
-    kernels_.copy(by_row.chunks, current_ + at(layer) * layer_bytes_, bytes_of(by_row, view.rows()), stream);
+  void resolve_needed(Layer layer, const StepView& view, const Selection&, const TransferList& urgent, StreamRef stream) override {
+    ForwardingStore::resolve_needed(layer, view, replayed_(layer), urgent, stream);
+  }
+  void attend(Layer layer, const StepView& view, const RowBlock& rows, const Selection&, Tensor out, StreamRef stream) override {
+    ForwardingStore::attend(layer, view, rows, replayed_(layer), out, stream);
   }
 
  private:
-  const std::byte* const& current_;
-  const std::size_t& layer_bytes_;
-  StepKernels& kernels_;
+  Replayed replayed_;
+};
+
+/// Shows another predictor the same choices.
+class ReplayPredictor final : public RetrievalPredictor {
+ public:
+  ReplayPredictor(std::unique_ptr<RetrievalPredictor> inner, Replayed replayed)
+      : inner_(std::move(inner)), replayed_(std::move(replayed)) {}
+
+  PredictorTraits traits() const noexcept override { return inner_->traits(); }
+  RowMode first_mode() const noexcept override { return inner_->first_mode(); }
+  void predict(Layer layer, const StepView& view, const Selection&, const Selection& ahead, Prediction& prediction, StepKernels& kernels,
+               StreamRef stream) override {
+    inner_->predict(layer, view, replayed_(layer), ahead.chunks != nullptr ? replayed_(layer + 1) : ahead, prediction, kernels, stream);
+  }
+  void observe(const StepState& state, const Outcome& outcome, int active, StepKernels& kernels, StreamRef stream) override {
+    inner_->observe(state, outcome, active, kernels, stream);
+  }
+
+ private:
+  std::unique_ptr<RetrievalPredictor> inner_;
+  Replayed replayed_;
 };
 
 /// Writes what a sequence's passes choose into a trace. Downloads everything: a tool, not for speed.
@@ -223,7 +239,14 @@ class StepRun {
     dense_ = backend->make_dense(weights, {.decode_rows = rows_, .prefill_rows = rows_});
     auto store = backend->make_store(store_options_);
     capacities_ = store->capacities();
-    if (replays_) store = std::make_unique<ReplayStore>(std::move(store), current_, layer_bytes_, backend->kernels());
+    if (replays_) {
+      const auto replayed = [this](Layer layer) {
+        Carver placing(current_buffer_.data() + at(layer) * layer_bytes_);
+        return carve_lists(placing, capacities_.selection);
+      };
+      store = std::make_unique<ReplayStore>(std::move(store), replayed);
+      predictor = std::make_unique<ReplayPredictor>(std::move(predictor), replayed);
+    }
     auto scheduler =
         backend->make_scheduler({.layers = config_.layers,
                                  .max_items_per_submit = std::max({capacities_.urgent, capacities_.prefetch, capacities_.write_back}),
@@ -372,7 +395,6 @@ class StepRun {
     position_buffer_ = Buffer(backend_.memory(MemoryKind::device), positions_.size() * sizeof(int), stream_);
     backend_.copy(position_buffer_.data(), positions_.data(), position_buffer_.bytes(), stream_);
     current_buffer_ = Buffer(backend_.memory(MemoryKind::device), step_bytes, stream_);
-    current_ = current_buffer_.data();
   }
 
   Selection carve_lists(Carver& carver, int capacity) const {
@@ -510,7 +532,6 @@ class StepRun {
   bool replays_ = false;
   bool moves_ = true;
   int next_step_ = 0;
-  const std::byte* current_ = nullptr;
   std::size_t layer_bytes_ = 0;
   std::vector<int> slots_;
   std::vector<RowMode> modes_;  // [steps, places]

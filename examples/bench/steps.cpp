@@ -42,6 +42,7 @@ struct Options {
   float yarn = 0.0F;
   int context = 122880;
   int steps = 48;
+  int layers = 0;
   int chunk = 8;
   int budget = 1024;
   float slots = 4.0F;
@@ -124,6 +125,12 @@ std::vector<Row> rows_of(const Options& options) {
     add("", context, batch, base);
     add("-full", context, batch, full);
   }
+  if (options.shape == "1.5b") {
+    for (const int batch : {16, 28}) {
+      add("", 122880, batch, base);
+      add("-full", 122880, batch, full);
+    }
+  }
   return rows;
 }
 
@@ -179,7 +186,8 @@ int run_rows(const Options& options) {
     }
   }
   auto backend = choose_backend({.device = options.device, .threads = options.threads});
-  const ModelConfig config = shape_named(options.shape);
+  ModelConfig config = shape_named(options.shape);
+  if (options.layers > 0) config.layers = options.layers;
   const auto weights = make_synthetic_weights(config, 1, *backend, {.threads = options.threads});
   const int needed = 2 * (options.steps + 8) + 16;
   const auto trace_of = [&](const std::string& path) {
@@ -197,7 +205,8 @@ int run_rows(const Options& options) {
       const bool as_published = row.setting.options.predictor == PredictorKind::published_dual_row;
       const StepTrace& own = as_published ? published : trace;
       const StepMeasured m = run_steps(backend, weights, own, row.setting);
-      const auto json = json_of(options, row, own, m);
+      auto json = json_of(options, row, own, m);
+      if (options.layers > 0) json["layers"] = options.layers;
       fmt::print("{}\n", json.dump());
       std::fflush(stdout);
       if (out.is_open()) out << json.dump() << '\n' << std::flush;
@@ -298,13 +307,14 @@ int main(int argc, char** argv) {
   common(rows);
   rows->add_option("--row", options.rows, "names; without, all");
   rows->add_flag("--list", options.list, "print the names");
-  rows->add_option("--shape", options.shape, "8b, 14b, 32b or tiny")->capture_default_str();
+  rows->add_option("--shape", options.shape, "8b, 1.5b, 14b, 32b or tiny")->capture_default_str();
+  rows->add_option("--layers", options.layers, "of the shape, for profiles of one layer; 0: all")->capture_default_str();
   rows->add_option("-o,--out", options.out, "file to which JSON lines are appended");
   rows->add_option("--machine", options.machine, "name of the machine in the results");
   rows->add_option("--commit", options.commit, "commit in the results");
   CLI::App* filling = app.add_subcommand("prefill", "time prompts of random tokens");
   common(filling);
-  filling->add_option("--shape", options.shape, "8b, 14b, 32b or tiny")->capture_default_str();
+  filling->add_option("--shape", options.shape, "8b, 1.5b, 14b, 32b or tiny")->capture_default_str();
   filling->add_option("--context", options.context, "tokens of the prompt")->capture_default_str();
   filling->add_option("--repeat", options.repeat, "timed prompts behind the first")->capture_default_str()->check(CLI::Range(1, 1000));
   filling->add_option("-o,--out", options.out, "file to which a JSON line is appended");
