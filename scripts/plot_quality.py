@@ -6,7 +6,8 @@
     python scripts/plot_quality.py [docs/results/quality.jsonl [docs/figures]]
 
 quality-<model>-<context>-scores.svg: the score of every policy by task, full attention's as a line.
-quality-<model>-<context>-front.svg: mean KL against device bytes and against link traffic; what lies left and below is better.
+quality-<model>-<context>-front.svg: mean KL against device bytes and against link traffic; what lies left and below is better, and the
+    line goes through the methods that none beats in both.
 quality-<model>-<context>-thirds.svg: mean KL by thirds of the answer, which shows whether errors compound.
 """
 import collections
@@ -30,13 +31,17 @@ def question_of(row):
 
 
 def read_groups(path):
-    """{(model, context): {method: rows}} of the questions that every method has answered, in the order of the file."""
+    """{(model, context): {method: rows}} of the questions that every method has answered, in the order of the file. A method that has
+    answered less than half as many as another is left out."""
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(path, encoding="utf-8") as lines:
         for row in map(json.loads, filter(str.strip, lines)):
             method = f"{row['policy']} {row['setting']}".strip()
             groups[row["model"], row["context"]][method].append(row)
     for methods in groups.values():
+        most = max(map(len, methods.values()))
+        for method in [method for method, rows in methods.items() if 2 * len(rows) < most]:
+            del methods[method]
         common = set.intersection(*({question_of(row) for row in rows} for rows in methods.values()))
         for method, rows in methods.items():
             methods[method] = [row for row in rows if question_of(row) in common]
@@ -54,15 +59,31 @@ def by_token(rows, field):
 
 
 def by_cell(rows, field):
-    return sum(row[field] for row in rows) / len(rows)
+    """Mean over the cells that have the field."""
+    values = [row[field] for row in rows if row[field] is not None]
+    return sum(values) / max(1, len(values))
+
+
+def link_mb_a_token(rows):
+    return 1e3 * sum(row["traffic_gb"] for row in rows) / max(1, sum(row["n"] for row in rows))
+
+
+def front_of(points):
+    """Of points (x, y), those that no other is left of or at and below or at."""
+    best, front = float("inf"), []
+    for x, y in sorted(points):
+        if y < best:
+            best = y
+            front.append((x, y))
+    return front
 
 
 def draw_scores(axis, methods):
-    tasks = list(dict.fromkeys(row["task"] for rows in methods.values() for row in rows))
+    tasks = list(dict.fromkeys(row["task"] for rows in methods.values() for row in rows if row["score"] is not None))
     sparse = {name: rows for name, rows in methods.items() if name != "full"}
     width = 0.8 / max(1, len(sparse))
     for number, (name, rows) in enumerate(sparse.items()):
-        scores = {task: by_cell([row for row in rows if row["task"] == task], "score") for task in {row["task"] for row in rows}}
+        scores = {task: by_cell([row for row in rows if row["task"] == task], "score") for task in tasks}
         places = [tasks.index(task) for task in scores]
         axis.bar([place - 0.4 + (number + 0.5) * width for place in places], scores.values(), width, label=name)
     everyone = [row for rows in methods.values() for row in rows]
@@ -74,14 +95,17 @@ def draw_scores(axis, methods):
 
 
 def draw_front(axes, methods):
-    for axis, field, label in (axes[0], "device_bytes", "device memory without weights, MiB"), (axes[1], "traffic", "bytes over the link, share of the selected set"):
-        for name, rows in methods.items():
-            if name == "full":
-                continue
-            scale = 1 / 2**20 if field == "device_bytes" else 1.0
-            point = by_cell(rows, field) * scale, by_token(rows, "kl")
-            axis.plot(*point, "o", label=name)
-            axis.annotate(name, point, textcoords="offset points", xytext=(4, 4), fontsize=7)
+    sides = ((lambda rows: by_cell(rows, "device_bytes_measured") / 2**20, "device memory of a sequence while decoding, weights left out, MiB"),
+             (link_mb_a_token, "bytes over the link, MB a token"))
+    for axis, (side, label) in zip(axes, sides):
+        points = {name: (side(rows), by_token(rows, "kl")) for name, rows in methods.items() if name != "full"}
+        front = front_of(points.values())
+        axis.step(*zip(*front), where="post", color="tab:grey", linewidth=0.8)
+        for name, point in points.items():
+            own = re.match("dualdecoder( |$)", name)
+            axis.plot(*point, "o" if own else "s", color="tab:blue" if own else "tab:red", markersize=4)
+            axis.annotate(name.removeprefix("dualdecoder ") if own else name, point, textcoords="offset points", xytext=(3, 3), fontsize=5)
+        axis.set_xscale("symlog", linthresh=0.1) if side is link_mb_a_token else axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlabel(label)
         axis.set_ylabel("mean KL to full attention, nats")
@@ -117,7 +141,7 @@ def main():
         figure, axis = plt.subplots(figsize=(9.0, 3.6), constrained_layout=True)
         draw_scores(axis, methods)
         save(figure, title, folder / f"{stem}-scores.svg")
-        figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.6), constrained_layout=True)
+        figure, axes = plt.subplots(1, 2, figsize=(11.0, 5.0), constrained_layout=True)
         draw_front(axes, methods)
         save(figure, title, folder / f"{stem}-front.svg")
         figure, axis = plt.subplots(figsize=(5.0, 3.4), constrained_layout=True)

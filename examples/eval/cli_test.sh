@@ -77,6 +77,8 @@ model_tests() {
   [[ ! -s $results ]] || fail 'bad input leaves results'
   expect 0 '' "${cells[@]}" --check
   grep -q '2 cells' "$work/out" || fail '--check does not count the cells'
+  grep -Eq 'dualdecoder budget=64,chunk=4 +[0-9.]+ +[0-9.]+$' "$work/out" || fail '--check does not say what a method takes'
+  expect 2 'must fit into the' "${cells[@]}" -c 8192 --batch 10000
 
   expect 0 '1/2 .*full: score' "${cells[@]}"
   check 'two cells' '[l["policy"] for l in lines] == ["full", "dualdecoder"] and lines[1]["setting"] == "budget=64,chunk=4"'
@@ -97,6 +99,23 @@ model_tests() {
 import json, sys
 a, b = ([{k: v for k, v in json.loads(l).items() if k != "seconds"} for l in open(f)] for f in sys.argv[1:])
 sys.exit(a != b)' "$results" "$work/first" || fail 'a cell run again gives another result'
+
+  # side by side: the same lengths and scores, and fidelity as near as one question's
+  results=$work/batch.jsonl
+  expect 0 '6/6 ' "${cells[@]}" --seed 1,2,3 --batch 3
+  check 'a batch' 'len(lines) == 6 and all(l["batch"] == 3 for l in lines) and [l["seed"] for l in lines] == [1, 2, 3] * 2'
+  check 'fidelity in a batch' 'all(l["n"] > 0 and l["agreement"] > 0.5 and l["kl"] < 1 for l in lines)'
+  python3 -c '
+import json, sys
+alone = {l["policy"]: l for l in map(json.loads, open(sys.argv[1]))}
+batch = {l["policy"]: l for l in map(json.loads, open(sys.argv[2])) if l["seed"] == 1}
+same = all(alone[p][k] == batch[p][k] for p in alone for k in ("prompt_tokens", "n", "score"))
+sys.exit(not (same and abs(alone["dualdecoder"]["kl"] - batch["dualdecoder"]["kl"]) < 1e-3))' "$work/first" "$results" ||
+    fail 'side by side is not as alone'
+  # what cannot run is left out
+  expect 1 'context = 100000' "${cells[@]}" -c 512,100000 --seed 4 --keep-going
+  check 'the others ran' 'sum(l["seed"] == 4 for l in lines) == 2'
+  results=$work/quality.jsonl
 
   # an interrupt keeps what is done, and the same command goes on
   rm "$results"

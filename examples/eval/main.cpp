@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
+#include <future>
 #include <memory>
 #include <optional>
 #include <set>
@@ -46,6 +48,8 @@ struct Options {
   std::string device = "auto";
   int threads = 0;
   float yarn = 0.0F;
+  std::size_t batch = 1;
+  bool keep_going = false;
   bool check_only = false;
   bool quiet = false;
   std::string commit = "unknown";
@@ -72,10 +76,10 @@ Plan choose_plan(const Options& options) {
 /// Runs what is not in the result file yet.
 class Evaluation {
  public:
-  Evaluation(const Options& options, const Plan& plan, std::shared_ptr<Backend> backend, const Haystack& essay,
-             const testing::CountingResource& device_memory)
-      : options_(options), plan_(plan), essay_(essay), results_(options.out), progress_(!options.quiet) {
-    laboratory_ = {.backend = std::move(backend),
+  Evaluation(const Options& options, const Plan& plan, const std::vector<Problem>& problems, std::shared_ptr<Backend> backend,
+             const Haystack& essay, const testing::CountingResource& device_memory)
+      : options_(options), plan_(plan), problems_(problems), essay_(essay), results_(options.out), progress_(!options.quiet) {
+    laboratory_ = {.backend = std::make_shared<TapedBackend>(std::move(backend)),
                    .weights = nullptr,
                    .tokenizer = nullptr,
                    .device_memory = &device_memory,
@@ -92,10 +96,7 @@ class Evaluation {
                  results_.set_aside(), results_.corrupt_path().string());
     }
     for (const CellGroup& group : plan_.groups) progress_.plan(group.context, missing(group).size());
-    for (const CellGroup& group : plan_.groups) {
-      const auto methods = missing(group);
-      if (!methods.empty()) run_group(group, methods);
-    }
+    for (const std::vector<const CellGroup*>& batch : batches()) run_batch(batch);
     progress_.finish();
     return conclude();
   }
@@ -112,12 +113,30 @@ class Evaluation {
                       .text = essay_.name()});
   }
 
+  bool is_missing(const CellGroup& group, const Method& method) const {
+    const bool barred =
+        std::any_of(problems_.begin(), problems_.end(), [&](const Problem& problem) { return problem.bars(group, method); });
+    return !barred && !results_.holds(ResultFile::key_of(head_of(group, method)));
+  }
   std::vector<const Method*> missing(const CellGroup& group) const {
     std::vector<const Method*> methods;
     for (const Method& method : plan_.methods) {
-      if (!results_.holds(ResultFile::key_of(head_of(group, method)))) methods.push_back(&method);
+      if (is_missing(group, method)) methods.push_back(&method);
     }
     return methods;
+  }
+  /// Questions with something missing, those that are answered side by side together.
+  std::vector<std::vector<const CellGroup*>> batches() const {
+    std::vector<std::vector<const CellGroup*>> batches;
+    for (const CellGroup& group : plan_.groups) {
+      if (missing(group).empty()) continue;
+      const auto same_kind = [&](const CellGroup& other) {
+        return other.model == group.model && other.context == group.context && other.task == group.task;
+      };
+      if (batches.empty() || batches.back().size() >= options_.batch || !same_kind(*batches.back().front())) batches.emplace_back();
+      batches.back().push_back(&group);
+    }
+    return batches;
   }
 
   void load(std::size_t model) {
@@ -136,38 +155,60 @@ class Evaluation {
     loaded_ = model;
   }
 
-  void run_group(const CellGroup& group, const std::vector<const Method*>& methods) {
-    load(group.model);
-    QuestionRun question(laboratory_, prompts_->make(*group.task, group.context, group.seed), group.task->match, group.context);
-    for (const Method* method : methods) {
-      Json line = head_of(group, *method);
-      const std::string label =
-          fmt::format("{} {} {} seed {}, {}", plan_.models[group.model].name, group.context, group.task->name, group.seed, method->name());
-      progress_.begin(label, group.context);
+  void run_batch(const std::vector<const CellGroup*>& groups) {
+    const CellGroup& first = *groups.front();
+    load(first.model);
+    std::vector<std::future<Prompt>> written;
+    for (const CellGroup* group : groups) {
+      written.push_back(std::async(std::launch::async, [&, group] { return prompts_->make(*group->task, group->context, group->seed); }));
+    }
+    std::vector<Prompt> prompts;
+    for (std::future<Prompt>& prompt : written) prompts.push_back(prompt.get());
+    std::optional<QuestionBatch> questions;
+    for (const Method& method : plan_.methods) {
+      std::vector<std::size_t> which;
+      for (std::size_t i = 0; i < groups.size(); ++i) {
+        if (is_missing(*groups[i], method)) which.push_back(i);
+      }
+      if (which.empty()) continue;
+      const std::string label = fmt::format("{} {} {}, {}", plan_.models[first.model].name, first.context, first.task->name, method.name());
+      progress_.begin(label, first.context, which.size());
       try {
-        run_cell(question, *method, group.context, line);
-        progress_.end(label + ": " + in_short(line));
+        if (!questions) questions.emplace(laboratory_, std::move(prompts), first.task->match, first.context);
+        progress_.end(run_cells(*questions, groups, method, which));
       } catch (const Error& error) {
-        ++failed_;
-        progress_.end(fmt::format("{}: failed: {}", label, error.what()));
+        failed_ += which.size();
+        progress_.end(std::vector<std::string>(which.size(), fmt::format("{}: failed: {}", label, error.what())));
       }
     }
   }
 
-  void run_cell(QuestionRun& question, const Method& method, int context, Json& line) {
+  /// One method on the questions of these numbers; what there is to say about each.
+  std::vector<std::string> run_cells(QuestionBatch& questions, const std::vector<const CellGroup*>& groups, const Method& method,
+                                     const std::vector<std::size_t>& which) {
     const ModelConfig& config = laboratory_.weights->config();
-    const SessionOptions options = session_options(method, context, config);
-    const CellResult result = options.store == StoreKind::full ? question.run_full(options)
-                                                               : question.run(options, backend_of(*method.policy, laboratory_.backend));
-    line["prompt_tokens"] = question.prompt_tokens();
-    line["score"] = result.score;
-    line["full_score"] = question.full_score();
-    add_result(line, result, options, config);
-    line["answer"] = result.answer.substr(0, kAnswerBytes);
-    line["device"] = laboratory_.backend->name();
-    line["commit"] = options_.commit;
-    line["command"] = options_.command;
-    results_.append(line);
+    const SessionOptions options = session_options(method, groups.front()->context, config);
+    const bool is_full = options.store == StoreKind::full;
+    const std::vector<CellResult> results =
+        is_full ? questions.run_full(options) : questions.run(options, backend_of(*method.policy, laboratory_.backend), which);
+    std::vector<std::string> lines;
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      const CellGroup& group = *groups[which[i]];
+      const CellResult& result = results[is_full ? which[i] : i];
+      Json line = head_of(group, method);
+      line["prompt_tokens"] = questions.prompt_tokens(which[i]);
+      line["score"] = result.score;
+      line["full_score"] = questions.full_score(which[i]);
+      add_result(line, result, options, config);
+      line["answer"] = result.answer.substr(0, kAnswerBytes);
+      line["device"] = laboratory_.backend->name();
+      line["commit"] = options_.commit;
+      line["command"] = options_.command;
+      results_.append(line);
+      lines.push_back(fmt::format("{} {} {} seed {}, {}: {}", plan_.models[group.model].name, group.context, group.task->name, group.seed,
+                                  method.name(), in_short(line)));
+    }
+    return lines;
   }
 
   /// Of the plan alone: the file may hold more.
@@ -189,20 +230,21 @@ class Evaluation {
     if (failed_ > 0) fmt::print(stderr, "dualdecoder-eval: {} cells failed; the same command runs them again\n", failed_);
     const auto sentences = broken(plan_.bounds, lines);
     for (const std::string& sentence : sentences) fmt::print(stderr, "dualdecoder-eval: {}\n", sentence);
-    return failed_ > 0 || !sentences.empty() ? kExitFailed : 0;
+    return failed_ > 0 || !sentences.empty() || !problems_.empty() ? kExitFailed : 0;
   }
 
   static constexpr std::size_t kAnswerBytes = 240;
 
   const Options& options_;
   const Plan& plan_;
+  const std::vector<Problem>& problems_;  // what they bar is left out
   const Haystack& essay_;
   ResultFile results_;
   Progress progress_;
   Laboratory laboratory_;
   std::optional<std::size_t> loaded_;
   std::optional<PromptMaker> prompts_;
-  int failed_ = 0;
+  std::size_t failed_ = 0;
 };
 
 int run(const Options& options) {
@@ -211,16 +253,17 @@ int run(const Options& options) {
   const auto plain = choose_backend({.device = options.device, .threads = options.threads});
   testing::CountingResource device_memory(plain->memory(MemoryKind::device));
   const auto backend = choose_backend({.device = options.device, .threads = options.threads, .device_memory = &device_memory});
-  const auto problems = problems_of(plan, *backend, essay);
-  for (const std::string& problem : problems) fmt::print(stderr, "dualdecoder-eval: {}\n", problem);
-  if (!problems.empty()) return kExitBadInput;
+  const auto problems = problems_of(plan, *backend, essay, options.batch);
+  for (const Problem& problem : problems) fmt::print(stderr, "dualdecoder-eval: {}\n", problem.sentence);
+  if (!problems.empty() && !options.keep_going) return kExitBadInput;
   if (options.check_only) {
     fmt::print("{} cells: {} questions, {} methods each\n", plan.groups.size() * plan.methods.size(), plan.groups.size(),
                plan.methods.size());
-    return 0;
+    fmt::print("{}", memory_table(plan, problems, backend));
+    return problems.empty() ? 0 : kExitFailed;
   }
   const InterruptGuard guard;
-  Evaluation evaluation(options, plan, backend, essay, device_memory);
+  Evaluation evaluation(options, plan, problems, backend, essay, device_memory);
   try {
     return evaluation.run();
   } catch (const Interrupted&) {
@@ -235,7 +278,8 @@ void add_options(CLI::App& app, Options& options) {
                  "JSON file with lists of models, contexts, tasks, seeds, policies, settings; the options below override it");
   app.add_option("-m,--model", options.models, "GGUF files, or folders with config.json and *.safetensors");
   app.add_option("-c,--context", options.lists.contexts, "lengths in tokens, answer included")->delimiter(',');
-  app.add_option("-t,--task", options.lists.tasks, "all, ruler (its thirteen) or some of " + task_names())->delimiter(',');
+  app.add_option("-t,--task", options.lists.tasks, "all, ruler (its thirteen), robustness (its five) or some of " + task_names())
+      ->delimiter(',');
   app.add_option("-s,--seed", options.lists.seeds, "seeds of the questions; default 1")->delimiter(',');
   app.add_option("-p,--policy", options.lists.policies, "some of " + policy_names())->delimiter(',');
   app.add_option("--set", options.lists.settings,
@@ -246,7 +290,11 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--threads", options.threads, "of the CPU backend; 0: as many as the machine has")->capture_default_str();
   app.add_option("--yarn", options.yarn, "stretches the context of the models of --model by this factor");
   app.add_option("--commit", options.commit, "commit in the results");
-  app.add_flag("--check", options.check_only, "check all cells and stop");
+  app.add_option("--batch", options.batch, "seeds of a task that are answered side by side")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--keep-going", options.keep_going, "leave out the cells that cannot run, and run the others");
+  app.add_flag("--check", options.check_only, "check all cells, say what memory each method plans, and stop");
   app.add_flag("-q,--quiet", options.quiet, "say only what went wrong");
   app.set_version_flag("--version", std::string(kVersion));
 }

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string_view>
 
 #include "dualdecoder/error.hpp"
@@ -17,7 +18,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kRulerTasks = 13;  // the first of task_kinds()
+constexpr std::size_t kRulerTasks = 13;      // the first of task_kinds()
+constexpr std::size_t kRobustnessTasks = 5;  // the last
 constexpr std::string_view kFull = "full";
 
 /// Throws FormatError for a key that is none of `known`.
@@ -80,13 +82,17 @@ PlanLists read_lists(const Json& json) {
 }
 
 std::vector<const TaskKind*> tasks_named(const std::string& name) {
-  const auto& kinds = task_kinds();
-  const std::size_t count = name == "all" ? kinds.size() : name == "ruler" ? kRulerTasks : 0;
-  std::vector<const TaskKind*> tasks;
-  for (std::size_t i = 0; i < count; ++i) tasks.push_back(&kinds[i]);
-  if (count > 0) return tasks;
+  const std::span<const TaskKind> kinds = task_kinds();
+  const auto pointers = [](std::span<const TaskKind> some) {
+    std::vector<const TaskKind*> tasks;
+    for (const TaskKind& kind : some) tasks.push_back(&kind);
+    return tasks;
+  };
+  if (name == "all") return pointers(kinds);
+  if (name == "ruler") return pointers(kinds.first(kRulerTasks));
+  if (name == "robustness") return pointers(kinds.last(kRobustnessTasks));
   const TaskKind* kind = find_task(name);
-  if (kind == nullptr) throw InvalidArgument("task = " + name + ": must be all, ruler or one of " + task_names());
+  if (kind == nullptr) throw InvalidArgument("task = " + name + ": must be all, ruler, robustness or one of " + task_names());
   return {kind};
 }
 

@@ -54,7 +54,7 @@ struct Plan {
 struct PlanLists {
   std::vector<ModelChoice> models;
   std::vector<int> contexts;
-  std::vector<std::string> tasks;  ///< names, "ruler" for its thirteen, "all"
+  std::vector<std::string> tasks;  ///< names, "ruler" for its thirteen, "robustness" for its five, "all"
   std::vector<std::uint64_t> seeds;
   std::vector<std::string> policies;  ///< names, or "NAME SETTING" for one with a setting of its own
   std::vector<std::string> settings;  ///< of every policy without its own, but of full attention; none: as they are

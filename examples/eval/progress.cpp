@@ -17,19 +17,19 @@ void Progress::plan(int tokens, std::size_t missing) {
   work_ += static_cast<double>(missing) * tokens;
 }
 
-void Progress::begin(const std::string& label, int tokens) {
+void Progress::begin(const std::string& label, int tokens, std::size_t cells) {
   label_ = label;
-  cell_work_ = tokens;
+  begun_work_ = static_cast<double>(cells) * tokens;
   update(0.0);
 }
 
 void Progress::update(double share) {
   share_ = share;
-  bar_.update(static_cast<std::uint64_t>(done_work_ + share_ * cell_work_), static_cast<std::uint64_t>(work_), note());
+  bar_.update(static_cast<std::uint64_t>(done_work_ + share_ * begun_work_), static_cast<std::uint64_t>(work_), note());
 }
 
 std::string Progress::note() const {
-  const double done = done_work_ + share_ * cell_work_;
+  const double done = done_work_ + share_ * begun_work_;
   const std::string cells = fmt::format("{} of {} cells", done_cells_, cells_);
   if (done <= 0.0) return fmt::format("{}, {}", cells, label_);
   const double spent = std::chrono::duration<double>(Clock::now() - start_).count();
@@ -37,12 +37,13 @@ std::string Progress::note() const {
   return fmt::format("{}, {}:{:02}:{:02} left, {}", cells, left / 3600, left / 60 % 60, left % 60, label_);
 }
 
-void Progress::end(const std::string& line) {
-  ++done_cells_;
-  done_work_ += cell_work_;
-  share_ = 0.0;
-  if (!shown_) return;
-  fmt::print(stderr, "{}{}/{} {}\n", terminal_ ? "\r\x1b[K" : "", done_cells_, cells_, line);
+void Progress::end(const std::vector<std::string>& lines) {
+  done_work_ += begun_work_;
+  begun_work_ = 0.0;
+  for (const std::string& line : lines) {
+    ++done_cells_;
+    if (shown_) fmt::print(stderr, "{}{}/{} {}\n", terminal_ ? "\r\x1b[K" : "", done_cells_, cells_, line);
+  }
 }
 
 void Progress::finish() {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "examples/common/terminal.hpp"
 
@@ -16,10 +17,12 @@ class Progress {
 
   /// Before anything runs: `missing` cells of a question of `tokens` are to be run.
   void plan(int tokens, std::size_t missing);
-  void begin(const std::string& label, int tokens);
-  /// `share` of the cell that began last is done.
+  /// Cells of a question of `tokens` each that are run together.
+  void begin(const std::string& label, int tokens, std::size_t cells);
+  /// `share` of the cells that began last is done.
   void update(double share);
-  void end(const std::string& line);
+  /// Those cells have ended, with a line each.
+  void end(const std::vector<std::string>& lines);
   void finish();
 
  private:
@@ -35,7 +38,7 @@ class Progress {
   std::size_t done_cells_ = 0;
   double work_ = 0.0;  // a cell counts as many as it has tokens
   double done_work_ = 0.0;
-  double cell_work_ = 0.0;
+  double begun_work_ = 0.0;
   double share_ = 0.0;
   Clock::time_point start_ = Clock::now();
 };

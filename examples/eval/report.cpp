@@ -50,14 +50,18 @@ double number(const Json& line, const char* key) {
 struct Sums {
   int cells = 0;
   double tokens = 0.0;
+  int scored = 0;  // cells of tasks with a right answer
   Summary sum;
 
   void add(const Json& line) {
     ++cells;
     const double n = number(line, "n");
     tokens += n;
-    sum.score += number(line, "score");
-    sum.full_score += number(line, "full_score");
+    if (!std::isnan(number(line, "score"))) {
+      ++scored;
+      sum.score += number(line, "score");
+      sum.full_score += number(line, "full_score");
+    }
     sum.agreement += n * number(line, "agreement");
     sum.kl += n * number(line, "kl");
     sum.hit += number(line, "hit");
@@ -66,7 +70,8 @@ struct Sums {
   Summary mean() const {
     Summary mean = sum;
     mean.cells = cells;
-    for (double* by_cell : {&mean.score, &mean.full_score, &mean.hit, &mean.traffic}) *by_cell = ratio(*by_cell, cells);
+    for (double* by_score : {&mean.score, &mean.full_score}) *by_score = ratio(*by_score, scored);
+    for (double* by_cell : {&mean.hit, &mean.traffic}) *by_cell = ratio(*by_cell, cells);
     for (double* by_token : {&mean.agreement, &mean.kl}) *by_token = ratio(*by_token, tokens);
     return mean;
   }
@@ -80,14 +85,15 @@ Json line_head(const LineHead& head) {
 }
 
 std::string in_short(const Json& line) {
-  return fmt::format("score {:.3f} of full attention's {:.3f}, agreement {:.4f}, KL {:.5f}, hit {}", number(line, "score"),
-                     number(line, "full_score"), number(line, "agreement"), number(line, "kl"), text_of(number(line, "hit")));
+  return fmt::format("score {} of full attention's {}, agreement {:.4f}, KL {:.5f}, hit {}", text_of(number(line, "score")),
+                     text_of(number(line, "full_score")), number(line, "agreement"), number(line, "kl"), text_of(number(line, "hit")));
 }
 
 void add_result(Json& line, const CellResult& result, const SessionOptions& options, const ModelConfig& config) {
   const double selected_bytes = static_cast<double>(result.store.needed) * chunk_bytes(options, config);
   const auto urgent = static_cast<double>(result.store.urgent_bytes);
   const auto prefetch = static_cast<double>(result.store.prefetch_bytes);
+  const auto one_of_batch = [&](double together) { return together / result.batch; };
   const auto of_thirds = [&](double Fidelity::*member) {
     Json values = Json::array();
     for (const Fidelity& third : result.thirds) values.push_back(third.*member);
@@ -108,14 +114,15 @@ void add_result(Json& line, const CellResult& result, const SessionOptions& opti
   line["resyncs"] = ratio(result.session.resyncs, result.session.passes);
   line["urgent"] = ratio(urgent, selected_bytes);
   line["traffic"] = ratio(urgent + prefetch, selected_bytes);
-  line["urgent_gb"] = 1e-9 * urgent;
-  line["traffic_gb"] = 1e-9 * (urgent + prefetch);
-  line["selected_gb"] = 1e-9 * selected_bytes;
+  line["urgent_gb"] = 1e-9 * one_of_batch(urgent);
+  line["traffic_gb"] = 1e-9 * one_of_batch(urgent + prefetch);
+  line["selected_gb"] = 1e-9 * one_of_batch(selected_bytes);
   line["device_bytes"] = result.plan.device_bytes();
   line["device_bytes_by_kind"] = bytes_by_kind(result.plan);
-  line["device_bytes_measured"] = result.measured_device_bytes;
+  line["device_bytes_measured"] = result.measured_device_bytes / static_cast<std::size_t>(result.batch);
   line["host_bytes"] = result.plan.pinned_bytes() + result.plan.pageable_bytes();
-  line["seconds"] = result.seconds;
+  line["batch"] = result.batch;
+  line["seconds"] = one_of_batch(result.seconds);
 }
 
 std::vector<Summary> summarize(const std::vector<Json>& lines) {

@@ -25,7 +25,7 @@ nlohmann::ordered_json line_head(const LineHead& head);
 std::string in_short(const nlohmann::ordered_json& line);
 void add_result(nlohmann::ordered_json& line, const CellResult& result, const SessionOptions& options, const ModelConfig& config);
 
-/// Averages of one method over the cells of one model and context: scores by cell, fidelity by token.
+/// Averages of one method over the cells of one model and context: scores by cell that has one, fidelity by token.
 struct Summary {
   std::string model;
   int context = 0;

@@ -63,6 +63,8 @@ const std::map<std::string, Key, std::less<>>& keys() {
                                   [](SessionOptions& options, MissPolicy miss) { options.miss_policy = miss; })},
       {"resync", choice<Resync>({{"never", Resync::never}, {"always", Resync::always}, {"automatic", Resync::automatic}},
                                 [](SessionOptions& options, Resync resync) { options.resync = resync; })},
+      {"store", choice<StoreKind>({{"resident", StoreKind::resident}, {"ping-pong", StoreKind::ping_pong}},
+                                  [](SessionOptions& options, StoreKind kind) { options.store = kind; })},
       {"predictor", choice<PredictorKind>({{"none", PredictorKind::none},
                                            {"previous-step", PredictorKind::previous_step},
                                            {"layer-ahead", PredictorKind::layer_ahead},

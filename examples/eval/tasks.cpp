@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+#include <limits>
 
 namespace dualdecoder::examples {
 namespace {
@@ -51,7 +52,7 @@ std::size_t count_held(std::string_view answer, const std::vector<std::string>& 
 const std::vector<TaskKind>& task_kinds() {
   static const std::vector<TaskKind> kinds = [] {
     std::vector<TaskKind> all;
-    for (auto family : {needle_tasks(), counting_tasks(), fact_tasks(), long_answer_tasks()}) {
+    for (auto family : {needle_tasks(), counting_tasks(), fact_tasks(), long_answer_tasks(), robustness_tasks()}) {
       std::move(family.begin(), family.end(), std::back_inserter(all));
     }
     return all;
@@ -80,8 +81,9 @@ double score(Match match, std::string_view answer, const std::vector<std::string
     case Match::identifier:
       return std::any_of(right.begin(), right.end(), [&](const std::string& name) { return holds_identifier(answer, name); }) ? 1.0 : 0.0;
     case Match::final_number: return std::count(right.begin(), right.end(), last_number(answer)) > 0 ? 1.0 : 0.0;
+    case Match::none: break;
   }
-  return 0.0;
+  return std::numeric_limits<double>::quiet_NaN();
 }
 
 }  // namespace dualdecoder::examples

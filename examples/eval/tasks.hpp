@@ -12,12 +12,13 @@
 
 namespace dualdecoder::examples {
 
-/// How an answer is scored, always in 0 .. 1.
+/// How an answer is scored, in 0 .. 1.
 enum class Match : std::uint8_t {
   all,           ///< share of the right answers that stand in it, case ignored (RULER's string_match_all)
   any,           ///< 1 when one of them does (RULER's string_match_part)
   identifier,    ///< 1 when one of them stands in it as a whole identifier, case counts
   final_number,  ///< 1 when the last number in it is the right one
+  none,          ///< there is no right answer; NaN
 };
 
 /// A question about a long text.
@@ -43,8 +44,8 @@ struct TaskKind {
   std::function<Question(const TaskRequest&)> make;
 };
 
-/// All kinds: RULER's thirteen (Hsieh and others 2024, arXiv 2404.06654, section 3), then the three with long answers or code. See
-/// docs/evaluation.md for each.
+/// All kinds: RULER's thirteen (Hsieh and others 2024, arXiv 2404.06654, section 3), the three with long answers or code, then the five
+/// texts for robustness. See docs/evaluation.md for each.
 const std::vector<TaskKind>& task_kinds();
 /// Null for an unknown name.
 const TaskKind* find_task(std::string_view name);
@@ -62,5 +63,6 @@ std::vector<TaskKind> needle_tasks();
 std::vector<TaskKind> counting_tasks();
 std::vector<TaskKind> fact_tasks();
 std::vector<TaskKind> long_answer_tasks();
+std::vector<TaskKind> robustness_tasks();
 
 }  // namespace dualdecoder::examples

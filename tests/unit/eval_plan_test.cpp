@@ -69,6 +69,9 @@ TEST_CASE("all and ruler stand for their tasks") {
   CHECK(make_plan(lists).groups.size() == task_kinds().size());
   lists.tasks = {"ruler"};
   CHECK(make_plan(lists).groups.size() == 13);
+  lists.tasks = {"robustness"};
+  CHECK(make_plan(lists).groups.size() == 5);
+  CHECK(make_plan(lists).groups.front().task == find_task("languages"));
 }
 
 TEST_CASE("what a plan cannot be made of is named") {
@@ -144,6 +147,9 @@ TEST_CASE("averages weigh scores by cell and fidelity by token, and bounds are h
   CHECK(summaries[0].score == 0.75);
   CHECK(std::abs(summaries[0].agreement - 0.85) < 1e-12);
   CHECK(std::abs(summaries[0].kl - 0.3) < 1e-12);
+  const auto unscored = summarize({line(10, 1.0, 1.0, 0.0), line(10, std::nan(""), 1.0, 0.0)});
+  CHECK(unscored[0].cells == 2);
+  CHECK(unscored[0].score == 1.0);
   CHECK(broken({{.method = "quest", .most_kl = 0.31, .least_agreement = 0.84, .most_score_loss = 0.25}}, lines).empty());
   CHECK(broken({{.method = "quest", .most_kl = 0.29, .least_agreement = 0.86, .most_score_loss = 0.2}}, lines).size() == 3);
   CHECK(broken({{.method = "full", .most_kl = 1.0, .least_agreement = 0.0, .most_score_loss = 1.0}}, lines).size() >= 1);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <map>
 #include <set>
 #include <sstream>
@@ -45,12 +46,30 @@ std::map<std::string, int> word_counts(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("the kinds are RULER's thirteen and three more") {
+TEST_CASE("the kinds are RULER's thirteen, three more, and five for robustness") {
   std::vector<std::string> names;
   for (const TaskKind& kind : task_kinds()) names.push_back(kind.name);
-  CHECK(names == std::vector<std::string>{"niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2",
-                                          "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
-                                          "summary", "code_completion", "reasoning"});
+  CHECK(names == std::vector<std::string>{"niah_single_1",
+                                          "niah_single_2",
+                                          "niah_single_3",
+                                          "niah_multikey_1",
+                                          "niah_multikey_2",
+                                          "niah_multikey_3",
+                                          "niah_multivalue",
+                                          "niah_multiquery",
+                                          "vt",
+                                          "cwe",
+                                          "fwe",
+                                          "qa_1",
+                                          "qa_2",
+                                          "summary",
+                                          "code_completion",
+                                          "reasoning",
+                                          "languages",
+                                          "random_text",
+                                          "repeated",
+                                          "topics",
+                                          "equal"});
   CHECK(find_task("qa_2") == &task_kinds()[12]);
   CHECK(find_task("qa") == nullptr);
 }
@@ -62,7 +81,7 @@ TEST_CASE("a question depends on its seed and size alone, and holds what it asks
     CHECK(question_of(kind, 200, 7).text == question.text);
     CHECK(question_of(kind, 200, 8).text != question.text);
     CHECK(question_of(kind, 400, 7).text.size() > question.text.size());
-    CHECK(!question.answers.empty());
+    CHECK(question.answers.empty() == (kind.match == Match::none));
     for (const std::string& answer : question.answers) {
       if (kind.match == Match::final_number) continue;  // worked out, below
       CHECK(question.text.find(answer) != std::string::npos);
@@ -144,6 +163,7 @@ TEST_CASE("answers are scored as RULER scores") {
   CHECK(score(Match::final_number, "Final balance: -12", {"-12"}) == 1.0);
   CHECK(score(Match::final_number, "1208, then 9", {"1208"}) == 0.0);
   CHECK(score(Match::final_number, "none", {"1208"}) == 0.0);
+  CHECK(std::isnan(score(Match::none, "anything", {})));
 }
 
 TEST_CASE("a haystack is its text in order, with what is hidden in it") {
