@@ -199,7 +199,7 @@ int run_plan(std::span<char* const> arguments) {
   options.command = command_line(arguments);
   CLI::App app("Prints what a model's shape takes, by context, batch, policy and kind of memory, as JSON lines. Nothing is allocated.",
                "dualdecoder-bench plan");
-  app.add_option("--shape", options.shapes, "8b, 1.5b, 14b, 32b or tiny")->capture_default_str();
+  app.add_option("--shape", options.shapes, "1.5b, 8b, 14b, 32b or tiny")->capture_default_str();
   app.add_option("--context", options.contexts, "tokens of every sequence")->capture_default_str()->check(CLI::Range(64, 1 << 20));
   CLI::Option* batch = app.add_option("--batch", options.batches, "sequences at once")->capture_default_str()->check(CLI::Range(1, 65536));
   app.add_option("--policy", options.policies, policy_names())->capture_default_str();

@@ -8,8 +8,8 @@
 
 namespace dualdecoder::examples {
 
-/// The shape of a model for made-up weights and plans: 8b (as Llama-3.1-8B), 1.5b, 14b, 32b (as Qwen2.5's), their contexts stretched, or
-/// tiny. Throws InvalidArgument naming --shape.
+/// The shape of a model for made-up weights and plans: 8b (as Llama-3.1-8B), 1.5b, 14b, 32b (as Qwen2.5-1.5B, -14B and -32B), their
+/// contexts stretched, or tiny. Throws InvalidArgument naming --shape.
 inline ModelConfig shape_named(const std::string& name) {
   ModelConfig config;
   config.architecture = "llama";
@@ -33,6 +33,7 @@ inline ModelConfig shape_named(const std::string& name) {
     config.kv_heads = 2;
     config.head_dim = 128;
     config.vocabulary = 151936;
+    config.tied_embeddings = true;
     config.attention_bias = true;
     config.rope.theta = 1000000.0F;
   } else if (name == "14b" || name == "32b") {
@@ -55,7 +56,7 @@ inline ModelConfig shape_named(const std::string& name) {
     config.head_dim = 64;
     config.vocabulary = 1024;
   } else {
-    throw InvalidArgument("--shape = " + name + ": must be 8b, 1.5b, 14b, 32b or tiny");
+    throw InvalidArgument("--shape = " + name + ": must be 1.5b, 8b, 14b, 32b or tiny");
   }
   return config;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -132,6 +133,19 @@ class ContextMap {
     return count;
   }
 
+  /// Puts others of the context in the place of `share` of the chunks; ascending and distinct again.
+  void replace(int* chunks, int count, double share, std::mt19937_64& random) const {
+    const int replaced = std::min(static_cast<int>(std::lround(share * count)), target_ - count);
+    std::uniform_int_distribution<int> any(sinks_, sinks_ + target_ - 1);
+    for (int i = 0; i < replaced; ++i) {
+      std::swap(chunks[i], chunks[std::uniform_int_distribution<int>(i, count - 1)(random)]);
+      int other = any(random);
+      while (std::find(chunks, chunks + count, other) != chunks + count) other = any(random);
+      chunks[i] = other;
+    }
+    std::sort(chunks, chunks + count);
+  }
+
  private:
   int range_of(int position, const StoreOptions& store) const {
     return std::max(1, (position - store.selection.local_tokens) / chunk_ - sinks_);
@@ -227,7 +241,10 @@ class StepRun {
       throw InvalidArgument("trace: was made with chunks of " + std::to_string(trace.chunk) + " tokens, not " +
                             std::to_string(options.chunk_tokens));
     }
-    const int wanted = 2 * (setting.warm_up + setting.steps);
+    for (double share : setting.injected_misses) {
+      detail::require(share >= 0.0 && share <= 1.0, "injected_misses", share, "in 0 .. 1");
+    }
+    const int wanted = all_steps();
     spread_ = setting.batch > 1 ? (trace.steps() - wanted) / (setting.batch - 1) : 0;
     if (trace.steps() < wanted) throw InvalidArgument("trace: holds fewer steps than are run: " + std::to_string(wanted));
 
@@ -254,6 +271,7 @@ class StepRun {
                                  .latency = options.link_latency,
                                  .single_lane = options.single_lane,
                                  .trace = nullptr});
+    if (setting.loads_in_order) scheduler = std::make_unique<InOrderScheduler>(std::move(scheduler));
     attention_ = std::make_unique<SparseAttention>(
         SparseAttentionParts{.store = std::move(store),
                              .predictor = std::move(predictor),
@@ -268,23 +286,29 @@ class StepRun {
     pass_ = carve_pass(carving, config_, setting.batch, rows_, element_);
   }
 
-  StepMeasured run() {
-    StepMeasured measured;
+  std::vector<StepMeasured> run() {
     const auto begin = Clock::now();
     fill();
-    measured.fill_seconds = seconds_since(begin);
+    const double fill_seconds = seconds_since(begin);
     prepare_trace();
-    const std::vector<double> timed = time_steps(measured);
-    measured.ms_step = quantile(timed, 0.5);
-    measured.ms_step_95 = quantile(timed, 0.95);
+    std::vector<StepMeasured> all(setting_.injected_misses.size());
+    for (StepMeasured& measured : all) {
+      const std::vector<double> timed = time_steps(measured);
+      measured.ms_step = quantile(timed, 0.5);
+      measured.ms_step_95 = quantile(timed, 0.95);
+    }
     moves_ = false;  // what the slots hold from here on is not what the tables say, which changes no time
     StepMeasured ignored;
-    measured.ms_compute = quantile(time_steps(ignored), 0.5);
-    measured.device_kv_bytes = plan_.device_bytes();
-    measured.pinned_bytes = plan_.pinned_bytes();
+    const double ms_compute = quantile(time_steps(ignored), 0.5);
+    for (StepMeasured& measured : all) {
+      measured.ms_compute = ms_compute;
+      measured.device_kv_bytes = plan_.device_bytes();
+      measured.pinned_bytes = plan_.pinned_bytes();
+      measured.fill_seconds = fill_seconds;
+    }
     for (int slot = 0; slot < setting_.batch; ++slot) attention_->close(slots_[at(slot)], stream_);
     backend_.synchronize(stream_);
-    return measured;
+    return all;
   }
 
  private:
@@ -292,6 +316,9 @@ class StepRun {
 
   static double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+  int block_steps() const noexcept { return setting_.warm_up + setting_.steps; }
+  /// With the loads, a block for each injected share, and once without.
+  int all_steps() const noexcept { return (static_cast<int>(setting_.injected_misses.size()) + 1) * block_steps(); }
   int first_step(int place) const noexcept { return place * spread_; }
   ContextMap context_map() const {
     return {trace_, store_options_, setting_.context - trace_.position.back() + trace_.position.front() - 1};
@@ -353,7 +380,8 @@ class StepRun {
     const std::vector<std::uint8_t> zeros(slots_.size(), 0);
     kernels.upload(pass_.waits, zeros.data(), zeros.size(), stream_);
 
-    const int steps = 2 * (setting_.warm_up + setting_.steps);
+    const int steps = all_steps();
+    std::mt19937_64 random(7);
     const ContextMap map = context_map();
     const int capacity = capacities_.selection;
     Carver counting;
@@ -364,6 +392,7 @@ class StepRun {
     positions_.resize(modes_.size());
     std::vector<std::byte> host(step_bytes * at(steps));
     for (int step = 0; step < steps; ++step) {
+      const double missed = setting_.injected_misses[std::min(at(step / block_steps()), setting_.injected_misses.size() - 1)];
       for (int place = 0; place < setting_.batch; ++place) {
         const int from = first_step(place) + step;
         const std::size_t to = at(step) * slots_.size() + at(place);
@@ -383,7 +412,9 @@ class StepRun {
           for (int head = 0; head < config_.kv_heads; ++head) {
             const std::size_t list = trace_.list(first_step(place) + step, layer % trace_.layers, of_place, head % trace_.kv_heads);
             const int count = live ? std::min(static_cast<int>(trace_.count[list]), capacity) : 0;
-            lists.count_of(row, head) = map.map(trace_.chunks.data() + list * at(trace_.capacity), count, lists.chunks_of(row, head));
+            int* const chunks = lists.chunks_of(row, head);
+            lists.count_of(row, head) = map.map(trace_.chunks.data() + list * at(trace_.capacity), count, chunks);
+            if (of_place == 0 && missed > 0.0) map.replace(chunks, lists.count_of(row, head), missed, random);
           }
         }
       }
@@ -477,7 +508,7 @@ class StepRun {
     std::uint64_t moved = 0;
     std::chrono::nanoseconds busy{0};
     int committed = 0;
-    for (int step = 0; step < setting_.warm_up + setting_.steps; ++step, ++next_step_) {
+    for (int step = 0; step < block_steps(); ++step, ++next_step_) {
       if (step == setting_.warm_up) {
         before = attention_->store_statistics();
         moved = lane_bytes();
@@ -544,8 +575,8 @@ class StepRun {
 
 }  // namespace
 
-StepMeasured run_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights, const StepTrace& trace,
-                       const StepSetting& setting) {
+std::vector<StepMeasured> run_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                                    const StepTrace& trace, const StepSetting& setting) {
   return StepRun(backend, weights, trace, setting).run();
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "dualdecoder/backend.hpp"
 #include "dualdecoder/session_options.hpp"
@@ -20,6 +21,9 @@ struct StepSetting {
   int steps = 48;                   ///< that are timed
   int warm_up = 8;                  ///< that are not
   std::size_t device_kv_limit = 0;  ///< all KV state on the device may take at most this, in bytes; 0: no limit
+  bool loads_in_order = false;      ///< compute waits for a prefetch where it is submitted: what running beside compute is worth
+  /// Shares of row 0's recorded chunks that give way to ones that nobody predicted, drawn from the whole context; a measurement for each
+  std::vector<double> injected_misses{0.0};
 };
 
 struct StepMeasured {
@@ -35,10 +39,10 @@ struct StepMeasured {
   double fill_seconds = 0.0;
 };
 
-/// Runs passes of `weights` with the choices of `trace` in place of the model's own. Throws as the session would, and InvalidArgument where
-/// the plan is above the limit.
-StepMeasured run_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights, const StepTrace& trace,
-                       const StepSetting& setting);
+/// Runs passes of `weights` with the choices of `trace` in place of the model's own, one measurement for each of the injected shares.
+/// Throws as the session would, and InvalidArgument where the plan is above the limit, the trace too short or a share not in 0 .. 1.
+std::vector<StepMeasured> run_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,
+                                    const StepTrace& trace, const StepSetting& setting);
 
 /// The choices of a real decode: runs a session over `prompt` for `steps` passes and records what every pass chose.
 StepTrace record_steps(const std::shared_ptr<Backend>& backend, const std::shared_ptr<const ModelWeights>& weights,

@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "dualdecoder/dualdecoder.hpp"
@@ -31,6 +34,7 @@ struct Options {
   std::string device = "auto";
   std::string shape = "8b";
   std::vector<std::string> rows;
+  std::vector<double> miss_rates{0.0};
   std::string trace;
   std::string published_trace;
   std::string model;
@@ -53,13 +57,12 @@ struct Options {
 
 struct Row {
   std::string name;
+  std::string shape;
   StepSetting setting;
 };
 
-std::string batch_name(int context, int batch) { return fmt::format("{}k-b{}", context / 1024, batch); }
-
-/// The rows by name: how a store, a predictor and a miss policy do on one context and batch.
-std::vector<Row> rows_of(const Options& options) {
+/// What a row's name may end with: how a store, a predictor and a miss policy do.
+std::map<std::string, StepSetting, std::less<>> variants_of(const Options& options) {
   SessionOptions base;
   base.chunk_tokens = options.chunk;
   base.budget_tokens = options.budget;
@@ -71,11 +74,6 @@ std::vector<Row> rows_of(const Options& options) {
     change(changed);
     return changed;
   };
-  const SessionOptions wait = with([](SessionOptions& o) { o.miss_policy = MissPolicy::wait; });
-  const SessionOptions full = with([](SessionOptions& o) {
-    o.store = StoreKind::full;
-    o.predictor = PredictorKind::none;
-  });
   const auto waiting = [&](StoreKind store, PredictorKind predictor, float slots) {
     return with([&](SessionOptions& o) {
       o.miss_policy = MissPolicy::wait;
@@ -91,58 +89,87 @@ std::vector<Row> rows_of(const Options& options) {
       o.prefetch_bytes_per_step = static_cast<std::size_t>(7e-3 * bytes_per_second);  // what moves while a step computes
     });
   };
-  std::vector<Row> rows;
-  const auto add = [&](const std::string& suffix, int context, int batch, const SessionOptions& chosen) {
-    StepSetting setting;
+  const auto slots = [&](float multiple) { return with([&](SessionOptions& o) { o.slots_per_budget = multiple; }); };
+  const SessionOptions wait = waiting(StoreKind::resident, PredictorKind::front_runner, options.slots);
+  std::map<std::string, StepSetting, std::less<>> variants;
+  const auto add = [&](const char* name, const SessionOptions& chosen, std::size_t device_kv_limit = 0) {
+    StepSetting& setting = variants[name];
     setting.options = chosen;
-    setting.context = context;
-    setting.batch = batch;
     setting.steps = options.steps;
-    rows.push_back({options.shape + "-" + batch_name(context, batch) + suffix, setting});
+    setting.device_kv_limit = device_kv_limit;
+    setting.injected_misses = options.miss_rates;
   };
-  constexpr int k128 = 131072;
-  add("", k128, 7, base);
-  add("-wait", k128, 7, wait);
-  add("-oracle", k128, 7, base);  // see ms_compute: the same steps without loads
-  add("-pingpong", k128, 7, waiting(StoreKind::ping_pong, PredictorKind::published_dual_row, 1.0F));
-  add("-previous", k128, 7, waiting(StoreKind::resident, PredictorKind::previous_step, 1.0F));
-  add("-resident", k128, 7, waiting(StoreKind::resident, PredictorKind::none, options.slots));
-  add("-published", k128, 7, waiting(StoreKind::resident, PredictorKind::published_dual_row, options.slots));
-  add("-frontrunner", k128, 7, wait);
-  add("-slots2", k128, 7, with([](SessionOptions& o) { o.slots_per_budget = 2.0F; }));
-  add("-pcie4", k128, 7, throttled(25e9, MissPolicy::estimate));
-  add("-pcie4-wait", k128, 7, throttled(25e9, MissPolicy::wait));
-  add("-pcie3", k128, 7, throttled(12e9, MissPolicy::estimate));
-  add("-pcie3-wait", k128, 7, throttled(12e9, MissPolicy::wait));
-  add("-full", k128, 7, full);
+  add("", base);
+  add("-wait", wait);
+  add("-oracle", base);  // see ms_compute: the same steps without loads
+  add("-pingpong", waiting(StoreKind::ping_pong, PredictorKind::published_dual_row, 1.0F));
+  add("-previous", waiting(StoreKind::resident, PredictorKind::previous_step, 1.0F));
+  add("-resident", waiting(StoreKind::resident, PredictorKind::none, options.slots));
+  add("-published", waiting(StoreKind::resident, PredictorKind::published_dual_row, options.slots));
+  add("-frontrunner", wait);
+  add("-slots2", slots(2.0F));
+  add("-pcie4", throttled(25e9, MissPolicy::estimate));
+  add("-pcie4-wait", throttled(25e9, MissPolicy::wait));
+  add("-pcie3", throttled(12e9, MissPolicy::estimate));
+  add("-pcie3-wait", throttled(12e9, MissPolicy::wait));
+  add("-full", with([](SessionOptions& o) {
+        o.store = StoreKind::full;
+        o.predictor = PredictorKind::none;
+      }));
   // all KV state on the device under a cap: as many slots as fit with ease
-  add("-cap24", k128, 7, with([](SessionOptions& o) { o.slots_per_budget = 8.0F; }));
-  rows.back().setting.device_kv_limit = 24'000'000'000;
-  add("-cap12", k128, 7, with([](SessionOptions& o) { o.slots_per_budget = 2.0F; }));
-  rows.back().setting.device_kv_limit = 12'000'000'000;
-  for (const auto& [context, batch] :
-       std::vector<std::pair<int, int>>{{65536, 14}, {262144, 3}, {524288, 1}, {k128, 1}, {k128, 2}, {k128, 4}, {2048, 1}, {4096, 1}}) {
-    add("", context, batch, base);
-    add("-full", context, batch, full);
-  }
-  if (options.shape == "1.5b") {
-    for (const int batch : {16, 28}) {
-      add("", 122880, batch, base);
-      add("-full", 122880, batch, full);
-    }
-  }
-  return rows;
+  add("-cap24", slots(8.0F), 24'000'000'000);
+  add("-cap12", slots(2.0F), 12'000'000'000);
+  return variants;
 }
 
-nlohmann::ordered_json json_of(const Options& options, const Row& row, const StepTrace& trace, const StepMeasured& m) {
+/// The names of a run that asks for none.
+std::vector<std::string> usual_rows(const std::string& shape) {
+  std::vector<std::string> names;
+  for (const char* variant : {"", "-wait", "-oracle", "-pingpong", "-previous", "-resident", "-published", "-frontrunner", "-slots2",
+                              "-pcie4", "-pcie4-wait", "-pcie3", "-pcie3-wait", "-full", "-cap24", "-cap12"}) {
+    names.push_back(shape + "-128k-b7" + variant);
+  }
+  for (const char* size : {"64k-b14", "256k-b3", "512k-b1", "128k-b1", "128k-b2", "128k-b4", "2k-b1", "4k-b1"}) {
+    names.push_back(fmt::format("{}-{}", shape, size));
+    names.push_back(fmt::format("{}-{}-full", shape, size));
+  }
+  if (shape == "1.5b") {
+    for (const char* size : {"120k-b16", "120k-b28"}) {
+      names.push_back(fmt::format("{}-{}", shape, size));
+      names.push_back(fmt::format("{}-{}-full", shape, size));
+    }
+  }
+  return names;
+}
+
+/// SHAPE-KIBITOKENSk-bBATCH[VARIANT][-onelane][-inorder]. Throws InvalidArgument naming --row.
+Row row_named(const std::string& name, const std::map<std::string, StepSetting, std::less<>>& variants) {
+  static const std::regex form("([0-9.a-z]+)-([1-9][0-9]{0,3})k-b([1-9][0-9]{0,3})((?:-[0-9a-z]+)*?)(-onelane)?(-inorder)?");
+  std::smatch parts;
+  if (!std::regex_match(name, parts, form) || !variants.contains(parts[4].str())) {
+    std::string known;
+    for (const auto& [variant, setting] : variants) known += " " + variant;
+    throw InvalidArgument("--row = " + name + ": must be SHAPE-CONTEXTk-bBATCH, CONTEXT in units of 1,024 tokens, and none or one of" +
+                          known + ", then none or some of -onelane -inorder");
+  }
+  Row row{.name = name, .shape = parts[1], .setting = variants.find(parts[4].str())->second};
+  row.setting.context = 1024 * std::stoi(parts[2]);
+  row.setting.batch = std::stoi(parts[3]);
+  row.setting.options.single_lane = parts[5].matched;
+  row.setting.loads_in_order = parts[6].matched;
+  return row;
+}
+
+nlohmann::ordered_json json_of(const Options& options, const Row& row, const StepTrace& trace, double injected, const StepMeasured& m) {
   const SessionOptions& o = row.setting.options;
   const double needed = static_cast<double>(m.store.needed);
   const auto share = [&](std::uint64_t part) { return needed == 0.0 ? 0.0 : static_cast<double>(part) / needed; };
   const bool oracle = row.name.ends_with("-oracle");
+  const std::string suffix = options.miss_rates.size() > 1 ? fmt::format("-miss{:02.0f}", 1e2 * injected) : "";
   const double ms = oracle ? m.ms_compute : m.ms_step;
   nlohmann::ordered_json json = {
-      {"row", row.name},
-      {"model", options.shape},
+      {"row", row.name + suffix},
+      {"model", row.shape},
       {"weights", "synthetic"},
       {"selection", o.store == StoreKind::full ? "none" : (trace.recorded ? "replayed" : "random")},
       {"context", row.setting.context},
@@ -160,6 +187,7 @@ nlohmann::ordered_json json_of(const Options& options, const Row& row, const Ste
       {"hit", m.store.predictable == 0 ? 0.0 : static_cast<double>(m.store.predicted_hit) / static_cast<double>(m.store.predictable)},
       {"resident", share(m.store.resident_hit)},
       {"estimated", share(m.store.estimated)},
+      {"injected_misses", injected},
       {"urgent", m.store.urgent_bytes / static_cast<std::uint64_t>(row.setting.steps)},
       {"prefetch", m.store.prefetch_bytes / static_cast<std::uint64_t>(row.setting.steps)},
       {"link_gb_s", m.ms_link == 0.0 ? 0.0 : static_cast<double>(m.moved_bytes) / row.setting.steps / (1e6 * m.ms_link)},
@@ -175,47 +203,54 @@ nlohmann::ordered_json json_of(const Options& options, const Row& row, const Ste
 }
 
 int run_rows(const Options& options) {
-  const std::vector<Row> rows = rows_of(options);
+  const auto variants = variants_of(options);
+  std::vector<Row> rows;
+  for (const std::string& name : options.rows.empty() ? usual_rows(options.shape) : options.rows) rows.push_back(row_named(name, variants));
+  for (const Row& row : rows) shape_named(row.shape);  // before anything takes time
   if (options.list) {
     for (const Row& row : rows) fmt::print("{}\n", row.name);
     return 0;
   }
-  for (const std::string& name : options.rows) {
-    if (std::none_of(rows.begin(), rows.end(), [&](const Row& row) { return row.name == name; })) {
-      throw InvalidArgument("--row = " + name + ": must be one that --list shows");
-    }
-  }
   auto backend = choose_backend({.device = options.device, .threads = options.threads});
-  ModelConfig config = shape_named(options.shape);
-  if (options.layers > 0) config.layers = options.layers;
-  const auto weights = make_synthetic_weights(config, 1, *backend, {.threads = options.threads});
-  const int needed = 2 * (options.steps + 8) + 16;
+  const int needed = static_cast<int>(options.miss_rates.size() + 1) * (options.steps + 8) + 16;
   const auto trace_of = [&](const std::string& path) {
     if (!path.empty()) return StepTrace::load(path);
-    return StepTrace::random(std::min(config.layers, 4), 2, options.budget / options.chunk, options.chunk, 122880, needed, 0.75, 0.96);
+    return StepTrace::random(4, 2, options.budget / options.chunk, options.chunk, 122880, needed, 0.75, 0.96);
   };
   const StepTrace trace = trace_of(options.trace);
   const StepTrace published = options.published_trace.empty() ? trace : StepTrace::load(options.published_trace);
   std::ofstream out;
   if (!options.out.empty()) out.open(options.out, std::ios::app);
   bool failed = false;
+  std::string shape;
+  std::shared_ptr<const ModelWeights> weights;
   for (const Row& row : rows) {
-    if (!options.rows.empty() && std::find(options.rows.begin(), options.rows.end(), row.name) == options.rows.end()) continue;
     try {
+      if (row.shape != shape) {
+        weights.reset();  // before the next ones: both may not fit
+        ModelConfig config = shape_named(row.shape);
+        if (options.layers > 0) config.layers = options.layers;
+        weights = make_synthetic_weights(config, 1, *backend, {.threads = options.threads});
+        shape = row.shape;
+      }
       const bool as_published = row.setting.options.predictor == PredictorKind::published_dual_row;
       const StepTrace& own = as_published ? published : trace;
-      const StepMeasured m = run_steps(backend, weights, own, row.setting);
-      auto json = json_of(options, row, own, m);
-      if (options.layers > 0) json["layers"] = options.layers;
-      fmt::print("{}\n", json.dump());
-      std::fflush(stdout);
-      if (out.is_open()) out << json.dump() << '\n' << std::flush;
-      fmt::print(stderr, "{:24} {:8.1f} tok/s  {:7.3f} ms  compute {:7.3f}  link {:6.3f}  hit {:.3f}  resident {:.3f}  estimated {:.4f}\n",
-                 row.name, json["tok_s"].get<double>(), json["ms_step"].get<double>(), m.ms_compute, m.ms_link, json["hit"].get<double>(),
-                 json["resident"].get<double>(), json["estimated"].get<double>());
+      const std::vector<StepMeasured> measured = run_steps(backend, weights, own, row.setting);
+      for (std::size_t i = 0; i < measured.size(); ++i) {
+        auto json = json_of(options, row, own, row.setting.injected_misses[i], measured[i]);
+        if (options.layers > 0) json["layers"] = options.layers;
+        fmt::print("{}\n", json.dump());
+        std::fflush(stdout);
+        if (out.is_open()) out << json.dump() << '\n' << std::flush;
+        const auto number = [&](const char* key) { return json[key].get<double>(); };
+        fmt::print(stderr,
+                   "{:28} {:8.1f} tok/s  {:7.3f} ms  compute {:7.3f}  link {:6.3f}  hit {:.3f}  resident {:.3f}  estimated {:.4f}\n",
+                   json["row"].get<std::string>(), number("tok_s"), number("ms_step"), number("ms_compute"), number("ms_link"),
+                   number("hit"), number("resident"), number("estimated"));
+      }
     } catch (const Error& error) {
       failed = true;
-      fmt::print(stderr, "{:24} {}\n", row.name, error.what());
+      fmt::print(stderr, "{:28} {}\n", row.name, error.what());
     }
   }
   return failed ? 1 : 0;
@@ -305,16 +340,18 @@ int main(int argc, char** argv) {
   };
   CLI::App* rows = app.add_subcommand("run", "time rows");
   common(rows);
-  rows->add_option("--row", options.rows, "names; without, all");
+  rows->add_option("--row", options.rows, "names, SHAPE-CONTEXTk-bBATCH and what sets it apart; without, the usual ones of --shape");
   rows->add_flag("--list", options.list, "print the names");
-  rows->add_option("--shape", options.shape, "8b, 1.5b, 14b, 32b or tiny")->capture_default_str();
+  rows->add_option("--shape", options.shape, "1.5b, 8b, 14b, 32b or tiny")->capture_default_str();
   rows->add_option("--layers", options.layers, "of the shape, for profiles of one layer; 0: all")->capture_default_str();
+  rows->add_option("--miss-rate", options.miss_rates, "shares of the recorded chunks that unpredicted ones replace, a measurement for each")
+      ->check(CLI::Range(0.0, 1.0));
   rows->add_option("-o,--out", options.out, "file to which JSON lines are appended");
   rows->add_option("--machine", options.machine, "name of the machine in the results");
   rows->add_option("--commit", options.commit, "commit in the results");
   CLI::App* filling = app.add_subcommand("prefill", "time prompts of random tokens");
   common(filling);
-  filling->add_option("--shape", options.shape, "8b, 1.5b, 14b, 32b or tiny")->capture_default_str();
+  filling->add_option("--shape", options.shape, "1.5b, 8b, 14b, 32b or tiny")->capture_default_str();
   filling->add_option("--context", options.context, "tokens of the prompt")->capture_default_str();
   filling->add_option("--repeat", options.repeat, "timed prompts behind the first")->capture_default_str()->check(CLI::Range(1, 1000));
   filling->add_option("-o,--out", options.out, "file to which a JSON line is appended");

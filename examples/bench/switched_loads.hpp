@@ -23,6 +23,18 @@ class SwitchedScheduler final : public testing::ForwardingScheduler {
   const bool& moves_;
 };
 
+/// Another scheduler whose prefetches run where they are submitted, with compute standing still until they have arrived.
+class InOrderScheduler final : public testing::ForwardingScheduler {
+ public:
+  using ForwardingScheduler::ForwardingScheduler;
+
+  void submit(Lane lane, Layer layer, const TransferList& list, StreamRef after) override {
+    ForwardingScheduler::submit(lane, layer, list, after);
+    if (lane == Lane::prefetch) ForwardingScheduler::wait(lane, layer, after);
+  }
+  StreamRef side_stream(StreamRef after) override { return after; }
+};
+
 /// Another backend whose sessions can be told to move nothing. A pass is recorded both ways, so the switch may change between steps.
 class SwitchedBackend final : public testing::ForwardingBackend {
  public:
