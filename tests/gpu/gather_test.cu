@@ -1,15 +1,18 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
 // The gather kernel: items of every size and alignment, in both directions, against memcpy; its counts; its pace. With --bench: GB/s by
-// size of item and number of blocks, with and without huge host pages.
+// size of item and number of blocks, with and without huge host pages. With --bench-ways: the same bytes gathered by the host's threads, by
+// the copy engines and by the kernel.
 #include "cuda/gather.hpp"
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/check.hpp"
@@ -190,6 +193,131 @@ void bench(cudaStream_t stream) {
   }
 }
 
+/// Chunks that lie anywhere in 8 GiB of pinned memory, to be brought behind each other into device memory: what one sequence of an 8B shape
+/// chooses in a step with a budget of 1,024, in every way that there is. Each chunk begins with its number, which is looked for afterwards.
+class GatherWays {
+ public:
+  GatherWays(cudaStream_t stream, std::size_t item_bytes)
+      : stream_(stream),
+        item_bytes_(item_bytes),
+        pool_({.reserve_bytes = kHost}),
+        host_(pool_, kHost, stream),
+        staging_(pool_, kMoved, stream),
+        device_(kMoved) {
+    Random random(item_bytes);
+    const std::size_t chunks = kHost / item_bytes;
+    for (std::size_t i = 0; i < chunks; ++i) std::memcpy(host_.data() + i * item_bytes, &i, sizeof i);
+    for (std::size_t i = 0; i < kMoved / item_bytes; ++i) chosen_.push_back(random.next() % chunks);
+  }
+
+  void run() {
+    for (const int threads : {1, 4, 16}) {
+      double gather_ms = 0.0;
+      const double ms = best_of([&] {
+        const auto begin = Clock::now();
+        gather_on_host(threads);
+        gather_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+        cuda::check(cudaMemcpyAsync(device_.data(), staging_.data(), kMoved, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+      });
+      print("cpu", threads, ms, gather_ms);
+    }
+    print("copy-calls", 1, best_of([&] {
+            for (std::size_t i = 0; i < chosen_.size(); ++i) {
+              cuda::check(cudaMemcpyAsync(target(i), source(i), item_bytes_, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+            }
+          }),
+          0.0);
+    copy_batch();
+    std::vector<TransferItem> items;
+    for (std::size_t i = 0; i < chosen_.size(); ++i) items.push_back({source(i), target(i), static_cast<std::uint32_t>(item_bytes_), 0.0F});
+    const List list(items);
+    const Lane lane;
+    for (const int blocks : {4, 16}) {
+      print("zero-copy", blocks,
+            best_of([&] { cuda::check(launch_gather(list.view(), lane.state.data(), blocks, {}, stream_), "launch_gather"); }), 0.0);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr std::size_t kHost = std::size_t{8} << 30U;
+  static constexpr std::size_t kMoved = 128 * kMiB;
+
+  const std::byte* source(std::size_t i) const { return host_.data() + chosen_[i] * item_bytes_; }
+  std::byte* target(std::size_t i) const { return reinterpret_cast<std::byte*>(device_.data()) + i * item_bytes_; }
+
+  void gather_on_host(int threads) {
+    const std::size_t each = (chosen_.size() + static_cast<std::size_t>(threads) - 1) / static_cast<std::size_t>(threads);
+    std::vector<std::jthread> workers;
+    for (std::size_t first = 0; first < chosen_.size(); first += each) {
+      workers.emplace_back([=, this] {
+        const std::size_t last = std::min(first + each, chosen_.size());
+        for (std::size_t i = first; i < last; ++i) std::memcpy(staging_.data() + i * item_bytes_, source(i), item_bytes_);
+      });
+    }
+  }
+
+  void copy_batch() {
+#if CUDART_VERSION >= 13000
+    std::vector<void*> targets;
+    std::vector<const void*> sources;
+    for (std::size_t i = 0; i < chosen_.size(); ++i) {
+      targets.push_back(target(i));
+      sources.push_back(source(i));
+    }
+    const std::vector<std::size_t> sizes(chosen_.size(), item_bytes_);
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;
+    print("copy-batch", 1, best_of([&] {
+            cuda::check(cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(), sizes.size(), &attributes, &first, 1, stream_),
+                        "cudaMemcpyBatchAsync");
+          }),
+          0.0);
+#endif
+  }
+
+  /// Milliseconds on the host's clock until everything is in device memory, the best of five; the result is checked.
+  template <class F>
+  double best_of(F&& move) {
+    double best = 1e9;
+    for (int round = 0; round < 6; ++round) {  // the first does not count
+      cuda::check(cudaMemsetAsync(device_.data(), 0, kMoved, stream_), "cudaMemsetAsync");
+      cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+      const auto begin = Clock::now();
+      move();
+      cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+      const double ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+      if (round > 0) best = std::min(best, ms);
+    }
+    const std::vector<std::uint8_t> arrived = device_.download();
+    for (std::size_t i = 0; i < chosen_.size(); ++i) {
+      std::size_t number = 0;
+      std::memcpy(&number, arrived.data() + i * item_bytes_, sizeof number);
+      DUALDECODER_EXPECT(number == chosen_[i], "item %zu is chunk %zu instead of %zu", i, number, chosen_[i]);
+    }
+    return best;
+  }
+
+  /// `workers` are threads of the host, or blocks of the kernel; `gather_ms` is the host's part where it gathers.
+  void print(const char* way, int workers, double ms, double gather_ms) const {
+    std::printf(
+        "{\"row\":\"gather-ways\",\"way\":\"%s\",\"workers\":%d,\"item_bytes\":%zu,\"bytes\":%zu,\"ms\":%.3f,\"gather_ms\":%.3f,\"gb_s\":%."
+        "2f}\n",
+        way, workers, item_bytes_, kMoved, ms, gather_ms, static_cast<double>(kMoved) * 1e-6 / ms);
+    std::fflush(stdout);
+  }
+
+  cudaStream_t stream_;
+  std::size_t item_bytes_;
+  PinnedPool pool_;
+  Buffer host_;
+  Buffer staging_;
+  DeviceArray<std::uint8_t> device_;
+  std::vector<std::size_t> chosen_;
+};
+
 }  // namespace
 }  // namespace dualdecoder::test
 
@@ -198,6 +326,10 @@ int main(int argc, char** argv) {
   return test::run_on_device([&] {
     const auto stream = dualdecoder::cuda::Stream::create();
     if (argc > 1 && std::string(argv[1]) == "--bench") return test::bench(stream.get());
+    if (argc > 1 && std::string(argv[1]) == "--bench-ways") {
+      for (const std::size_t bytes : {std::size_t{2048}, std::size_t{4096}}) test::GatherWays(stream.get(), bytes).run();
+      return;
+    }
     dualdecoder::cuda::PinnedPool pool({.address_bytes = std::size_t{1} << 31U});
     dualdecoder::testing::Random random(5);
     for (const std::size_t alignment : {std::size_t{16}, std::size_t{4}, std::size_t{1}}) {
