@@ -374,7 +374,8 @@ __global__ void __launch_bounds__(kChooseThreads, 1)
   __shared__ ChooseMemory memory;
   const int kv_head = static_cast<int>(blockIdx.x);
   const int row = static_cast<int>(blockIdx.y);
-  const int place = row / view.rows_per_sequence;
+  const int place = view.rows_per_sequence == 2 ? row / 2 : row;
+  const int number = row - place * view.rows_per_sequence;
   const int thread = static_cast<int>(threadIdx.x);
   const int all_words = (layout.max_chunks + 31) / 32;
   ChooseLists lists;
@@ -391,7 +392,7 @@ __global__ void __launch_bounds__(kChooseThreads, 1)
   }
   const std::size_t work = layout.work_list(layer, row, kv_head);
   const std::size_t score_list = layout.score_list(layer, place, kv_head);
-  const int first_column = row % view.rows_per_sequence * layout.group;
+  const int first_column = number * layout.group;
   const Ranks ranks{.tile_max = layout.tile_max_of(score_list) + first_column,
                     .levels = layout.score_levels_of(score_list) + first_column * kTileChunks,
                     .columns = layout.columns(),
@@ -415,7 +416,7 @@ __global__ void __launch_bounds__(kChooseThreads, 1)
   const RowMode mode = view.mode[place];
   const int position = view.position[place];
   const int begin = layout.range_begin();
-  const int end = row_is_live(mode, row % view.rows_per_sequence) ? layout.range_end(position) : begin;
+  const int end = row_is_live(mode, number) ? layout.range_end(position) : begin;
   const int wanted = min(min(by_row.capacity, layout.selected), end - begin);
   const std::size_t list = static_cast<std::size_t>(row) * static_cast<std::size_t>(by_row.kv_heads) + static_cast<std::size_t>(kv_head);
   if (thread == 0) by_row.count[list] = max(wanted, 0);

@@ -185,14 +185,9 @@ struct LiveRows {
   int count;
 };
 __device__ LiveRows live_rows(RowMode mode, int rows_per_sequence) {
-  LiveRows live{0, 0};
-#pragma unroll 1
-  for (int r = rows_per_sequence; r-- > 0;) {
-    if (!row_is_live(mode, r)) continue;
-    live.first = r;
-    ++live.count;
-  }
-  return live;
+  const bool first = row_is_live(mode, 0);
+  const bool second = rows_per_sequence == 2 && row_is_live(mode, 1);
+  return {first ? 0 : 1, (first ? 1 : 0) + (second ? 1 : 0)};
 }
 
 /// Threads that bound the registers of a kernel, to 72, 80 and 96: with the 72 of the usual case seven blocks of 128 threads share a
@@ -230,11 +225,12 @@ __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
   const int query_count = live.count * layout.group;
   if (query_count == 0) return;
   const int first_row = place * view.rows_per_sequence + live.first;
+  const auto row_of = [&](int query) { return query < layout.group ? 0 : 1; };  // of the live ones
   const auto statistics_at = [&](int query) {
-    const std::size_t list = layout.work_list(layer, first_row + query / layout.group, kv_head);
+    const std::size_t list = layout.work_list(layer, first_row + row_of(query), kv_head);
     return (list * static_cast<std::size_t>(layout.score_splits()) + static_cast<std::size_t>(split)) *
                static_cast<std::size_t>(layout.group) +
-           static_cast<std::size_t>(query % layout.group);
+           static_cast<std::size_t>(query - row_of(query) * layout.group);
   };
 
   // from here on chunks count from the beginning of the split
@@ -256,18 +252,17 @@ __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
   const std::int8_t* const means = layout.key_means + at * kDim;
   int unit = begin / Shape::kChunks;
   int last_unit = (end + Shape::kChunks - 1) / Shape::kChunks;
-  const int each = (last_unit - unit + warps - 1) / warps;
+  const int each = (last_unit - unit + warps - 1) >> (31 - __clz(warps));  // a power of two
   unit += warp * each;
   last_unit = min(last_unit, unit + each);
   // What is read is asked for in the order of need, as memory answers in turn: queries and scales, then the first units. What is behind the
   // range but in its last unit is copied too, and does not count.
   const auto load_query = [&](int query) {
-    const std::size_t row = static_cast<std::size_t>(first_row + query / layout.group);
-    const std::size_t head = static_cast<std::size_t>(kv_head * layout.group + query % layout.group);
-    return QueryPart<kDim>::load(queries, (row * static_cast<std::size_t>(layout.heads) + head) * kDim, query < query_count);
+    const int head = (first_row + row_of(query)) * layout.heads + kv_head * layout.group + query - row_of(query) * layout.group;
+    return QueryPart<kDim>::load(queries, static_cast<std::size_t>(head) * kDim, query < query_count);
   };
   constexpr int kAllQueries = kQueryTiles * kQueries;
-  constexpr int kTogether = 2;
+  constexpr int kTogether = 2;  // by the four warps of a block at least
   QueryPart<kDim> parts[kTogether];
 #pragma unroll
   for (int i = 0; i < kTogether; ++i) {
@@ -286,7 +281,7 @@ __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
     for (int i = 0; i < kTogether; ++i) {
       const int query = first + i * warps;
       if (query >= kAllQueries) continue;
-      if (first != warp) parts[i] = load_query(query);
+      if (kAllQueries > 4 * kTogether && first != warp) parts[i] = load_query(query);
       const float level = lay_out_query<kDim>(parts[i], query % kQueries, shared.fragments[query / kQueries]);
       if (lane == 0) shared.query_scales[query] = level * scale;
     }

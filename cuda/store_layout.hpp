@@ -134,7 +134,11 @@ struct StoreLayout {
   /// First chunk that can be chosen, and one behind the last: the window of `length` committed tokens begins there.
   DUALDECODER_HOST_DEVICE int range_begin() const { return sink_chunks; }
   DUALDECODER_HOST_DEVICE int range_end(int length) const {
+#if defined(__CUDA_ARCH__)
+    const int end = (length - local_tokens) >> (31 - __clz(chunk));  // a power of two, and divisions take long
+#else
     const int end = (length - local_tokens) / chunk;
+#endif
     return end > sink_chunks ? end : sink_chunks;
   }
   /// Tokens of sinks and window that precede `end`; the window of `length` committed tokens begins behind the choosable chunks.

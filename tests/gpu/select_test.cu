@@ -2,7 +2,7 @@
 //
 // Selection against brute force on the host: the stored maxima and levels bit for bit against the same fixed-point sums, and these within
 // the rounding of fixed point against double precision; the choice against the ranks of the stored scores, which are the defined ones:
-// chunks whose scores differ by less than a level can change places. `--bench` prints times of the 8B shape at 128K.
+// chunks whose scores differ by less than a level can change places. `--bench` prints times of one layer.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string_view>
 #include <vector>
@@ -407,60 +408,91 @@ std::vector<Case> cases() {
   return all;
 }
 
-/// Times of one layer of the 8B shape: 7 sequences of 128K, chunks of 8, two rows.
-void bench() {
+/// Microseconds of one of many `enqueue`, as a step's graph runs them: without what the host takes for launches.
+template <class F>
+double microseconds(cudaStream_t stream, F&& enqueue) {
+  constexpr int kCaptured = 40;
+  constexpr int kReplays = 10;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  for (int round = 0; round < kCaptured; ++round) enqueue();
+  cuda::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  cuda::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  const double time =
+      1e3 * test::milliseconds(stream, kReplays, [&] { cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); }) / kCaptured;
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  return time;
+}
+
+struct BenchShape {
+  const char* name;
+  int kv_heads;
+  int group;
+  int sequences;
+  int tokens;
+};
+
+/// Times of one layer: chunks of 8, two rows, heads of 128.
+void bench(const BenchShape& of) {
   constexpr double kBytesPerSecond = 4.47e12;  // what an H200 reads
-  test::StoreShape shape{.layers = 2,
-                         .kv_heads = 8,
-                         .group = 4,
-                         .dim = 128,
-                         .max_sequences = 7,
-                         .rows_per_sequence = 2,
-                         .chunk = 8,
-                         .sink_chunks = 2,
-                         .local_tokens = 128,
-                         .max_tokens = 131072,
-                         .selected = 128};
-  for (const int sequences : {7, 1}) {
-    shape.max_sequences = sequences;
-    StoreArrays arrays(shape);
-    arrays.take_selection();
-    std::mt19937 random(1);
-    const Case test{.name = "bench",
-                    .shape = shape,
-                    .positions = std::vector<int>(static_cast<std::size_t>(sequences), 131071),
-                    .modes = std::vector<RowMode>(static_cast<std::size_t>(sequences), RowMode::dual),
-                    .bf16 = true};
-    const Data data = make_data(test, arrays.layout, arrays.lists(), random);
-    StoreArrays::put(arrays.layout.key_means, data.means);
-    StoreArrays::put(arrays.layout.key_scales, data.scales);
-    std::vector<int> slots;
-    for (int p = 0; p < sequences; ++p) slots.push_back(p);
-    StepView view;
-    view.sequences = sequences;
-    view.rows_per_sequence = 2;
-    view.slot_of = arrays.take(slots);
-    view.position = arrays.take(test.positions);
-    view.mode = arrays.take(test.modes);
-    const cuda::RowsIn queries{arrays.take(test::converted<__nv_bfloat16>(data.queries)), true};
-    Selection by_row = test::device_selection(arrays, arrays.layout.rows(), shape.selected);
-    cudaStream_t stream = nullptr;
-    cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    constexpr int kRounds = 100;
-    int layer = 0;
-    const double score =
-        1e3 * test::milliseconds(stream, kRounds, [&] { cuda::score_summaries(arrays.layout, layer++ & 1, view, queries, stream); });
-    const double choose =
-        1e3 * test::milliseconds(stream, kRounds, [&] { cuda::choose_chunks(arrays.layout, layer++ & 1, view, by_row, stream); });
-    const double both = 1e3 * test::milliseconds(stream, kRounds, [&] {
-                          cuda::score_summaries(arrays.layout, layer & 1, view, queries, stream);
-                          cuda::choose_chunks(arrays.layout, layer++ & 1, view, by_row, stream);
-                        });
-    const double floor = 1e6 * static_cast<double>(sequences) * 8 * 16384 * (128 + 4) / kBytesPerSecond;
-    std::printf("select, %d x 128K: floor %.1f us; score %.1f us (%.2f of the floor's speed), choose %.1f us, both %.1f us (%.2f floors)\n",
-                sequences, floor, score, floor / score, choose, both, both / floor);
-    cudaStreamDestroy(stream);
-  }
+  const test::StoreShape shape{.layers = 2,
+                               .kv_heads = of.kv_heads,
+                               .group = of.group,
+                               .dim = 128,
+                               .max_sequences = of.sequences,
+                               .rows_per_sequence = 2,
+                               .chunk = 8,
+                               .sink_chunks = 2,
+                               .local_tokens = 128,
+                               .max_tokens = of.tokens,
+                               .selected = 128};
+  StoreArrays arrays(shape);
+  arrays.take_selection();
+  std::mt19937 random(1);
+  const auto sequences = static_cast<std::size_t>(of.sequences);
+  const Case test{.name = "bench",
+                  .shape = shape,
+                  .positions = std::vector<int>(sequences, of.tokens - 1),
+                  .modes = std::vector<RowMode>(sequences, RowMode::dual),
+                  .bf16 = true};
+  const Data data = make_data(test, arrays.layout, arrays.lists(), random);
+  StoreArrays::put(arrays.layout.key_means, data.means);
+  StoreArrays::put(arrays.layout.key_scales, data.scales);
+  std::vector<int> slots(sequences);
+  std::iota(slots.begin(), slots.end(), 0);
+  StepView view;
+  view.sequences = of.sequences;
+  view.rows_per_sequence = 2;
+  view.slot_of = arrays.take(slots);
+  view.position = arrays.take(test.positions);
+  view.mode = arrays.take(test.modes);
+  const cuda::RowsIn queries{arrays.take(test::converted<__nv_bfloat16>(data.queries)), true};
+  const Selection by_row = test::device_selection(arrays, arrays.layout.rows(), shape.selected);
+  cudaStream_t stream = nullptr;
+  cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  int layer = 0;  // two of them, since one may stay in L2
+  const auto score = [&] { cuda::score_summaries(arrays.layout, layer++ & 1, view, queries, stream); };
+  const auto choose = [&] { cuda::choose_chunks(arrays.layout, layer++ & 1, view, by_row, stream); };
+  const auto both = [&] {
+    cuda::score_summaries(arrays.layout, layer & 1, view, queries, stream);
+    cuda::choose_chunks(arrays.layout, layer++ & 1, view, by_row, stream);
+  };
+  const double score_time = microseconds(stream, score);
+  const double choose_time = microseconds(stream, choose);
+  const double both_time = microseconds(stream, both);
+  const double floor = 1e6 * static_cast<double>(arrays.lists()) / 2 * shape.max_tokens / 8 * (128 + 4) / kBytesPerSecond;
+  std::printf("select, %s, %d x %d: floor %.1f us; score %.1f us, choose %.1f us, both %.1f us (%.2f floors)\n", of.name, of.sequences,
+              of.tokens, floor, score_time, choose_time, both_time, both_time / floor);
+  cudaStreamDestroy(stream);
+}
+
+void bench() {
+  bench({"8B shape", 8, 4, 7, 131072});
+  bench({"8B shape", 8, 4, 1, 131072});
+  bench({"1.5B shape", 2, 6, 16, 122880});
+  bench({"1.5B shape", 2, 6, 28, 122880});
 }
 
 }  // namespace
