@@ -79,9 +79,9 @@ inline std::span<const Policy> policies() {
            }},
       {.name = "dualdecoder",
        .source = "this library's defaults",
-       .differs = "",
+       .differs = "selects however short the context is",
        .budget = [](int) { return SessionOptions{}.budget_tokens; },
-       .apply = [](SessionOptions&) {}},
+       .apply = [](SessionOptions& o) { o.store = StoreKind::resident; }},
       {.name = "dualdecoder-published",
        .source = "arXiv 2607.26475: two layer buffers, row 1 attends to row 0's chunks, a wrong guess is not mended; chunk, budget and "
                  "window of ShadowKV, on whose code it is built",

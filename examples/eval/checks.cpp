@@ -42,13 +42,13 @@ std::size_t available_host_bytes() {
 /// What is wrong with one model's part of a plan.
 class ModelChecks {
  public:
-  ModelChecks(const ModelChoice& model, Backend& backend, const Haystack& essay, std::size_t batch)
+  ModelChecks(const ModelChoice& model, const std::shared_ptr<Backend>& backend, const Haystack& essay, std::size_t batch)
       : model_(model),
         backend_(backend),
         batch_(batch),
         config_(read_model_config(model.path, model.yarn)),
         prompts_(model.path, essay),
-        on_host_(std::string_view(backend.name()) == "cpu"),
+        on_host_(std::string_view(backend->name()) == "cpu"),
         host_bytes_(available_host_bytes()) {}
 
   void check_context(int context) const {
@@ -60,22 +60,22 @@ class ModelChecks {
     if (!on_host_ && !runs_anywhere(*method.policy)) throw InvalidArgument("needs the CPU backend");
     SessionOptions options = session_options(method, context, config_);
     options.max_sequences = static_cast<int>(batch_);
-    const MemoryPlan plan = memory_plan(backend_, config_, options);
+    const MemoryPlan plan = memory_plan(*backend_of(*method.policy, backend_), config_, options);
     const std::size_t reference =
         batch_ * sizeof(float) * static_cast<std::size_t>(most_answer_tokens) * static_cast<std::size_t>(config_.vocabulary);
-    const std::size_t device = weight_bytes(config_) + batch_ * PromptTape::bytes(backend_, config_, context) + plan.device_bytes();
+    const std::size_t device = weight_bytes(config_) + batch_ * PromptTape::bytes(*backend_, config_, context) + plan.device_bytes();
     const std::size_t host = reference + plan.pinned_bytes() + plan.pageable_bytes() + (on_host_ ? device : 0);
     if (host_bytes_ > 0 && host > host_bytes_) {
       throw InvalidArgument(fmt::format("takes {} of host memory: must fit into the {} that are free", in_bytes(static_cast<double>(host)),
                                         in_bytes(static_cast<double>(host_bytes_))));
     }
-    if (!on_host_) const Buffer probe(backend_.memory(MemoryKind::device), device, backend_.stream());
+    if (!on_host_) const Buffer probe(backend_->memory(MemoryKind::device), device, backend_->stream());
   }
   const std::string& name() const { return model_.name; }
 
  private:
   const ModelChoice& model_;
-  Backend& backend_;
+  std::shared_ptr<Backend> backend_;
   std::size_t batch_;
   ModelConfig config_;
   PromptMaker prompts_;
@@ -113,7 +113,7 @@ SessionOptions session_options(const Method& method, int context, const ModelCon
   return with_setting(options_of(*method.policy, base, model), method.setting, model.vocabulary);
 }
 
-std::vector<Problem> problems_of(const Plan& plan, Backend& backend, const Haystack& essay, std::size_t batch) {
+std::vector<Problem> problems_of(const Plan& plan, const std::shared_ptr<Backend>& backend, const Haystack& essay, std::size_t batch) {
   Problems problems;
   for (std::size_t m = 0; m < plan.models.size(); ++m) {
     std::optional<ModelChecks> model;

@@ -32,7 +32,7 @@ struct Problem {
 /// All problems of a plan, each once: models that cannot be read, contexts beyond the model or too short for a task, methods that the
 /// backend does not support or that take more memory than there is with `batch` questions side by side. Nothing large is allocated for
 /// long.
-std::vector<Problem> problems_of(const Plan& plan, Backend& backend, const Haystack& essay, std::size_t batch);
+std::vector<Problem> problems_of(const Plan& plan, const std::shared_ptr<Backend>& backend, const Haystack& essay, std::size_t batch);
 
 /// Bytes that every method plans for one sequence, by model and context, weights left out; methods with problems are left out.
 std::string memory_table(const Plan& plan, const std::vector<Problem>& problems, const std::shared_ptr<Backend>& backend);

@@ -253,7 +253,7 @@ int run(const Options& options) {
   const auto plain = choose_backend({.device = options.device, .threads = options.threads});
   testing::CountingResource device_memory(plain->memory(MemoryKind::device));
   const auto backend = choose_backend({.device = options.device, .threads = options.threads, .device_memory = &device_memory});
-  const auto problems = problems_of(plan, *backend, essay, options.batch);
+  const auto problems = problems_of(plan, backend, essay, options.batch);
   for (const Problem& problem : problems) fmt::print(stderr, "dualdecoder-eval: {}\n", problem.sentence);
   if (!problems.empty() && !options.keep_going) return kExitBadInput;
   if (options.check_only) {
