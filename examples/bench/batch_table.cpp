@@ -108,7 +108,7 @@ void run_batches(const CountedBackend& counted, const std::shared_ptr<const Mode
   const std::string model = weights->config().name;
   const std::size_t weight_bytes = weights->memory().total_bytes();
   for (const std::string& name : table.settings) {
-    run_setting(counted.backend(), weights, texts, ascending, setting_named(name), [&](const Json& row) {
+    run_setting(counted.backend(), weights, texts, ascending, setting_named(name, weights->config().vocabulary), [&](const Json& row) {
       Json whole = row;
       whole["model"] = model;
       whole["weight_bytes"] = weight_bytes;

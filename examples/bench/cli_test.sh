@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #
-# The programs run on small shapes and write the rows that they promise. usage: cli_test.sh steps PROGRAM | cli_test.sh plan PROGRAM |
+# The programs run on small shapes and write the rows that they promise. usage: cli_test.sh steps|plan|serve PROGRAM |
 # cli_test.sh model PROGRAM MODEL (exit 77: the model is not there)
 set -uo pipefail
 
@@ -51,7 +51,21 @@ case $kind in
     expect 0 run --device cpu --shape tiny --steps 4 --row tiny-2k-b1 --row tiny-2k-b1-full --machine here --commit abc
     expect_row tiny-2k-b1 "${decode_fields[@]}"
     expect_row tiny-2k-b1-full tok_s ms_step
-    expect 1 run --device cpu --shape tiny --row tiny-3k-b1
+    expect 0 run --device cpu --steps 4 --budget 64 --row tiny-3k-b2-wait-onelane tiny-3k-b2-pingpong-inorder --miss-rate 0 0.5
+    expect_row tiny-3k-b2-wait-onelane-miss50 "${decode_fields[@]}" injected_misses
+    expect_row tiny-3k-b2-pingpong-inorder-miss00 "${decode_fields[@]}" injected_misses
+    # half of what was foretold is gone, so about half of the hits are, and what takes its place is loaded urgently
+    awk_fields='function of(key) { match($0, "\"" key "\":[0-9.]+"); return substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 }'
+    for name in tiny-3k-b2-wait-onelane tiny-3k-b2-pingpong-inorder; do
+      grep -F "\"row\":\"$name-miss" "$work/out" |
+        awk "$awk_fields"'{ hit[NR] = of("hit"); urgent[NR] = of("urgent") }
+             END { exit !(NR == 2 && hit[1] > 0.9 && hit[2] > 0.4 && hit[2] < 0.6 && urgent[2] > 2 * urgent[1]) }' ||
+        fail "$name: hits do not follow --miss-rate: $(cat "$work/out")"
+    done
+    expect 1 run --device cpu --row tiny-3k-b1-other
+    expect 1 run --device cpu --row tiny-3k
+    expect 1 run --device cpu --row huge-3k-b1
+    expect 105 run --device cpu --row tiny-3k-b1 --miss-rate 1.5
     expect 0 prefill --device cpu --shape tiny --context 1024 --repeat 1
     expect_row tiny-1k-prefill tok_s seconds first_seconds peak_device_bytes weight_bytes plan_device_bytes
     ;;
@@ -68,9 +82,10 @@ case $kind in
       expect_value 8b-128k-b1-shadowkv low_rank $((layers * 2 * 160 * (tokens + width)))    # arXiv 2410.21465: rank 160, both factors
       expect_value 8b-128k-b1-shadowkv summaries $((tokens / 8 * layers * width * 2))       # a mean for 8 keys: 8,192 bytes a token
     fi
-    # parameters as the model cards of Llama-3.1-8B, Qwen2.5-14B and Qwen2.5-32B have them
-    expect 0 plan --shape 8b 14b 32b --context 4096 --policy full
+    # parameters as the model cards of Llama-3.1-8B, Qwen2.5-1.5B, -14B and -32B have them
+    expect 0 plan --shape 1.5b 8b 14b 32b --context 4096 --policy full
     expect_value 8b-4k-b1-full parameters 8030261248
+    expect_value 1.5b-4k-b1-full parameters 1543714304
     expect_value 14b-4k-b1-full parameters 14770033664
     expect_value 32b-4k-b1-full parameters 32763876352
     # the largest batch that fits: 16.1 GB of weights, 4 GB of activations and three times 17.2 GB of keys and values
@@ -80,6 +95,23 @@ case $kind in
     [[ ! -s $work/out ]] || fail "a row of a batch that does not fit"
     expect 1 plan --policy other
     expect 1 plan --shape 9b
+    ;;
+  serve)
+    # a step of one takes 10 ms, of three 20 ms, and a token comes with each
+    printf '{"row":"a-b%s-full","model":"m","weights":"synthetic","context":1024,"ms_step":%s,"tokens_per_step":%s}\n' 1 10 1 3 20 3 >"$work/steps"
+    # so rarely that each is alone: 100 tokens take a second, and all of them are in time
+    expect 0 serve --steps "$work/steps" --rows 'a-b*-full' --rate 0.001 --requests 200 -n 100 --limit 1.01
+    grep -Eq '"in_limit":1.0,"seconds_50":(1.0|0.9999)' "$work/out" || fail "serve: not a second: $(cat "$work/out")"
+    # so often that the places are full: 300 tokens in two seconds, so 1.5 requests a second, and nearly all wait too long
+    expect 0 serve --steps "$work/steps" --rows 'a-b*-full' --rate 1000 --requests 300 -n 100 --limit 10
+    grep -Eq '"requests_s":1\.(49|50)' "$work/out" || fail "serve: not 1.5 a second: $(cat "$work/out")"
+    grep -Eq '"in_limit":0\.0[45]' "$work/out" || fail "serve: not those of the first ten seconds: $(cat "$work/out")"
+    expect 1 serve --steps "$work/steps" --rows 'a-b*'
+    expect 1 serve --steps "$work/steps" --rows a-b1-full
+    expect 1 serve --steps "$work/none" --rows 'a-b*-full'
+    echo '{"row":' >>"$work/steps"
+    expect 1 serve --steps "$work/steps" --rows 'a-b*-full'
+    expect 1 serve
     ;;
   model)
     model=$3
@@ -92,6 +124,19 @@ case $kind in
       expect_row $name-full tok_s ms_step
     done
     expect 1 "${batch[@]}" --setting 8:64:sometimes:estimate
+    expect 0 fidelity -m "$model" -t "$work/text" --device cpu --tokens 300 -n 6 --setting 'dualdecoder budget=64,predictor=none,tail=drop'
+    expect_row fidelity kl agreement hit guesses_right
+    expect 1 fidelity -m "$model" -t "$work/text" --device cpu --tokens 300 -n 6 --setting 'dualdecoder budget=many'
+    expect 1 fidelity -m "$model" -t "$work/text" --device cpu --tokens 300 -n 6 --setting 'dualdecoder weather=fine'
+    serve=(serve -m "$model" -t "$work/text" --device cpu --tokens 200 -n 4 --batch 2 --requests 5 --rate 50)
+    expect 0 "${serve[@]}" --setting full 'dualdecoder budget=64'
+    for policy in full 'dualdecoder budget=64'; do
+      row=$(grep -F "\"policy\":\"$policy\"" "$work/out") || fail "serve: no row of $policy"
+      [[ $row == *'"prefill":"counted"'*'"in_limit":1.0,'* ]] || fail "serve: $row"
+    done
+    expect 0 "${serve[@]}" --setting full --prefill-elsewhere --limit 0.001
+    grep -q '"in_limit":0.0,' "$work/out" || fail "serve: something ended within a millisecond"
+    expect 1 "${serve[@]}" --setting fast
     ;;
 esac
 ((failures == 0)) || exit 1

@@ -23,6 +23,7 @@
 #include "examples/bench/plan_table.hpp"
 #include "examples/bench/prompts.hpp"
 #include "examples/bench/runs.hpp"
+#include "examples/bench/serve_table.hpp"
 #include "examples/bench/statistics.hpp"
 #include "examples/common/backend_choice.hpp"
 
@@ -208,7 +209,7 @@ int run(const Options& options) {
     const bool prediction = options.mode == "prediction";
     std::vector<Setting> table = prediction ? prediction_settings(weights->config().vocabulary) : fidelity_settings();
     if (!options.own.empty()) table.clear();
-    for (const std::string& name : options.own) table.push_back(setting_named(name));
+    for (const std::string& name : options.own) table.push_back(setting_named(name, weights->config().vocabulary));
     for (const Setting& setting : table) {
       if (!wanted(options, setting)) continue;
       Run run(backend, weights, prompt, setting.options, options.generate, &reference);
@@ -224,11 +225,15 @@ int run(const Options& options) {
 }  // namespace dualdecoder::examples
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "plan") return dualdecoder::examples::run_plan({argv, static_cast<std::size_t>(argc)});
+  const std::string_view first = argc > 1 ? argv[1] : "";
+  if (first == "plan") return dualdecoder::examples::run_plan({argv, static_cast<std::size_t>(argc)});
+  if (first == "serve") return dualdecoder::examples::run_serve({argv, static_cast<std::size_t>(argc)});
   dualdecoder::examples::Options options;
   options.command = dualdecoder::examples::command_line({argv, static_cast<std::size_t>(argc)});
   CLI::App app("Measures decoding on a real model.");
-  app.footer("dualdecoder-bench plan --help: the memory of a model's shape by kind and policy, without a model.");
+  app.footer(
+      "dualdecoder-bench plan --help: the memory of a model's shape by kind and policy, without a model.\n"
+      "dualdecoder-bench serve --help: requests that arrive at random and are to end within a limit.");
   app.add_option("mode", options.mode, "decode, prediction, fidelity or batch")
       ->required()
       ->check(CLI::IsMember({"decode", "prediction", "fidelity", "batch"}));
@@ -238,7 +243,8 @@ int main(int argc, char** argv) {
   app.add_option("--settings", options.settings, "only settings whose names hold one of these");
   app.add_option(
       "--setting", options.own,
-      "instead of the fidelity table, and of batches: a policy or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
+      "instead of the prediction and fidelity tables, and of batches: POLICY, POLICY KEY=VALUE,... (dualdecoder-eval --help lists both) or "
+      "CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
   app.add_option("--tokens", options.tokens, "prompt tokens of the other tables")->capture_default_str();
   app.add_option("-n,--generate", options.generate, "tokens to generate; of batches: for agreement and kl, 0: leave them out")
       ->capture_default_str()

@@ -7,6 +7,7 @@
 
 #include "examples/bench/machine.hpp"
 #include "examples/common/policies.hpp"
+#include "examples/common/setting.hpp"
 
 namespace dualdecoder::examples {
 namespace {
@@ -104,9 +105,11 @@ Measured Run::finish() {
   return measured_;
 }
 
-Setting setting_named(const std::string& name) {
+Setting setting_named(const std::string& name, int vocabulary) {
+  const std::size_t blank = std::min(name.find(' '), name.size());
   for (const Policy& policy : policies()) {
-    if (policy.name == name && runs_anywhere(policy)) return {name, options_of(policy, {})};
+    if (policy.name != name.substr(0, blank) || !runs_anywhere(policy)) continue;
+    return {name, with_setting(options_of(policy, {}), name.substr(std::min(blank + 1, name.size())), vocabulary)};
   }
   SessionOptions options;
   std::vector<std::string> fields;
@@ -116,7 +119,7 @@ Setting setting_named(const std::string& name) {
   const bool policy = fields.size() >= 4 && (fields[3] == "wait" || fields[3] == "estimate");
   if (fields.size() < 4 || fields.size() > 5 || !tail || !policy) {
     throw InvalidArgument("--setting = " + name +
-                          ": must be the name of a policy or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
+                          ": must be POLICY, POLICY KEY=VALUE,... or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]");
   }
   options.chunk_tokens = std::stoi(fields[0]);
   options.budget_tokens = std::stoi(fields[1]);

@@ -73,8 +73,9 @@ class Run {
   std::optional<DecodeSession> session_;
 };
 
-/// full, or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE]. Throws InvalidArgument naming --setting.
-Setting setting_named(const std::string& name);
+/// "POLICY[ KEY=VALUE,...]", see policies() and setting_keys(), or CHUNK:BUDGET:drop|plain|calibrated:wait|estimate[:BIAS_SCALE], for a
+/// model of that vocabulary. Throws InvalidArgument naming --setting or the item.
+Setting setting_named(const std::string& name, int vocabulary);
 
 /// Settings of the decode table, of the prediction table, and of the fidelity table.
 std::vector<Setting> decode_settings();

@@ -13,9 +13,9 @@
 
 #include "dualdecoder/decode_session.hpp"
 #include "dualdecoder/load_weights.hpp"
+#include "examples/common/setting.hpp"
 #include "examples/common/terminal.hpp"
 #include "examples/eval/prompt_tape.hpp"
-#include "examples/eval/setting.hpp"
 
 namespace dualdecoder::examples {
 namespace {

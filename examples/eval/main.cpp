@@ -17,6 +17,7 @@
 #include "dualdecoder/load_weights.hpp"
 #include "dualdecoder/version.hpp"
 #include "examples/common/backend_choice.hpp"
+#include "examples/common/setting.hpp"
 #include "examples/common/terminal.hpp"
 #include "examples/eval/cell.hpp"
 #include "examples/eval/checks.hpp"
@@ -24,7 +25,6 @@
 #include "examples/eval/progress.hpp"
 #include "examples/eval/report.hpp"
 #include "examples/eval/result_file.hpp"
-#include "examples/eval/setting.hpp"
 
 namespace dualdecoder::examples {
 namespace {

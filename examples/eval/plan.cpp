@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "dualdecoder/error.hpp"
-#include "examples/eval/setting.hpp"
+#include "examples/common/setting.hpp"
 
 namespace dualdecoder::examples {
 namespace {

@@ -7,9 +7,9 @@
 #include <map>
 
 #include "dualdecoder/error.hpp"
+#include "examples/common/setting.hpp"
 #include "examples/eval/checks.hpp"
 #include "examples/eval/report.hpp"
-#include "examples/eval/setting.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/expect_error.hpp"
 

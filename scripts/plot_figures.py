@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+# Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
+"""Draws the figures of DualDecoder's paper again with this library's rows (docs/performance.md, "The paper's figures again").
+
+    pip install matplotlib==3.10.7
+    python scripts/plot_figures.py [docs/results [docs/figures]]
+
+paper-prediction.svg: prediction of chunks beside that of tokens, and what the first guess is worth (cpu-prediction.jsonl,
+h200-prediction.jsonl). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl, h200-throughput.jsonl).
+paper-serving.svg: requests that end within a limit (serving.jsonl). paper-dual-row.svg: attention of two rows (h200-dual-row.jsonl).
+paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl). paper-gather.svg: ways of gathering (h200-gather.jsonl).
+paper-ablations.svg: what each part is worth in speed and in fidelity (h200-throughput.jsonl, h200-prediction.jsonl).
+A figure whose rows are not there is left out. Of rows with the same name the last counts.
+"""
+import json
+import pathlib
+import re
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+matplotlib.rcParams["svg.hashsalt"] = "dualdecoder"  # the same rows give the same bytes
+matplotlib.rcParams["svg.fonttype"] = "none"
+import matplotlib.pyplot as plt  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OURS, WAIT, PUBLISHED, FULL, OTHER = "#1f77b4", "#17becf", "#7f7f7f", "#d62728", "#ff7f0e"
+# settings by what they are, as the tables of dualdecoder-bench name them and as its --setting does
+FRONT_RUNNER = ("front-runner, resync always", "dualdecoder resync=always,tail=plain,miss=estimate")
+FRONT_RUNNER_RANDOM = ("front-runner, random first guess", "dualdecoder first_guess=random,resync=never,tail=plain,miss=estimate")
+DUAL_ROW = ("published dual row", "dualdecoder-published")
+DUAL_ROW_RANDOM = ("published dual row, random first guess", "dualdecoder-published first_guess=random")
+PREVIOUS = ("previous step", "dualdecoder predictor=previous-step,tail=plain,miss=estimate")
+AHEAD = ("layer ahead", "dualdecoder predictor=layer-ahead,tail=plain,miss=estimate")
+
+
+class Rows:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def all(self, *files):
+        rows = []
+        for file in files:
+            path = self.folder / file
+            if path.exists():
+                rows += map(json.loads, filter(str.strip, path.read_text(encoding="utf-8").splitlines()))
+        return rows
+
+    def by(self, key, *files):
+        return {key(row): row for row in self.all(*files)}
+
+
+def save(figure, path):
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+    print(path)
+
+
+def finish(axis, title, ylabel, legend=True):
+    axis.set_title(title, fontsize=9)
+    axis.set_ylabel(ylabel, fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.grid(True, axis="y", alpha=0.25)
+    if legend:
+        axis.legend(fontsize=7)
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def bars(axis, groups, series):
+    """`series`: (label, colour, value by group; None leaves a gap)."""
+    width = 0.8 / len(series)
+    for i, (label, colour, values) in enumerate(series):
+        at = [g + (i - (len(series) - 1) / 2) * width for g, v in enumerate(values) if v is not None]
+        found = axis.bar(at, [v for v in values if v is not None], width, label=label, color=colour)
+        axis.bar_label(found, fmt=lambda v: f"{v:.3g}", fontsize=6, padding=1)
+    axis.set_xticks(range(len(groups)), groups)
+
+
+def short_context(row):
+    model = "SmolLM2" if "mollm" in row["model"].lower() else "Qwen2.5-Coder-1.5B"
+    tokens = row["context"]
+    return f"{model}\n{tokens // 1024}K" if tokens % 1024 == 0 else f"{model}\n{tokens:,}"
+
+
+def prediction(rows, out):
+    cells = {}  # (context's label, setting) -> rows of the texts
+    order = []
+    for row in rows.by(lambda r: (short_context(r), r["text"], r["policy"]), "cpu-prediction.jsonl",
+                       "h200-prediction.jsonl").values():
+        cells.setdefault((short_context(row), row["policy"]), []).append(row)
+        if short_context(row) not in order:
+            order.append(short_context(row))
+    def value(label, names, field):
+        found = [r[field] for name in names for r in cells.get((label, name), [])]
+        return mean(found) if found else None
+    order = [label for label in order if value(label, DUAL_ROW, "hit") is not None]
+    if not order:
+        return
+    order.sort(key=lambda label: ("Smol" not in label, int("".join(c for c in label.split("\n")[1] if c.isdigit()))))
+    figure, axes = plt.subplots(1, 3, figsize=(12.5, 3.6), constrained_layout=True)
+    for axis, title, papers, series in (
+        (axes[0], "keys and values against tokens", [(0.88, "chunks, mean")],
+         (("published: chunks", PUBLISHED, DUAL_ROW, "hit"), ("published: guessed token", "#c7c7c7", DUAL_ROW, "guesses_right"),
+          ("front runner: chunks", OURS, FRONT_RUNNER, "hit"), ("front runner: guessed token", "#aec7e8", FRONT_RUNNER, "guesses_right"))),
+        (axes[1], "first guess true or random", [(0.88, "true, mean"), (0.58, "random, 0.56 to 0.60")],
+         (("published, true", PUBLISHED, DUAL_ROW, "hit"), ("published, random", "#c7c7c7", DUAL_ROW_RANDOM, "hit"),
+          ("front runner, true, mended", OURS, FRONT_RUNNER, "hit"), ("front runner, random", "#aec7e8", FRONT_RUNNER_RANDOM, "hit"))),
+        (axes[2], "predictors by context", [(0.826, "least, at 128K")],
+         (("front runner", OURS, FRONT_RUNNER, "hit"), ("published dual row", PUBLISHED, DUAL_ROW, "hit"),
+          ("layer ahead", "#2ca02c", AHEAD, "hit"), ("previous step", OTHER, PREVIOUS, "hit")))):
+        bars(axis, order, [(label, colour, [value(o, names, field) for o in order]) for label, colour, names, field in series])
+        for (share, label), style in zip(papers, (":", "--")):
+            axis.axhline(share, color="black", linewidth=0.8, linestyle=style, label=f"paper: {label}")
+        axis.set_ylim(0, 1.5)
+        axis.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+        finish(axis, title, "share")
+    save(figure, out / "paper-prediction.svg")
+
+
+def throughput(rows, out):
+    by_row = rows.by(lambda r: r["row"], "h200-decode.jsonl", "h200-throughput.jsonl")
+    def largest(shape, context, suffix):
+        pattern = re.compile(rf"{shape}-{context}k-b(\d+){suffix}")
+        return max((row for name, row in by_row.items() if pattern.fullmatch(name)), key=lambda row: row["batch"], default=None)
+    policies = (("", "this library, estimate", OURS), ("-wait", "this library, wait", WAIT), ("-pingpong", "as published", PUBLISHED),
+                ("-full", "full attention in HBM", FULL))
+    groups = [(shape, context) for shape in ("1.5b", "8b", "14b", "32b") for context in (64, 128, 256) if largest(re.escape(shape), context, "")]
+    if len({shape for shape, _ in groups}) < 2:
+        return
+    found = {suffix: [largest(re.escape(shape), context, suffix) for shape, context in groups] for suffix, _, _ in policies}
+    labels = []
+    for i, (shape, context) in enumerate(groups):
+        batches = {rows[i]["batch"] for rows in found.values() if rows[i]}
+        labels.append(f"{shape.upper()}, {context}K\nbatch {' or '.join(str(b) for b in sorted(batches))}")
+    figure, axis = plt.subplots(figsize=(12.0, 3.6), constrained_layout=True)
+    bars(axis, labels, [(label, colour, [row and row["tok_s"] for row in found[suffix]]) for suffix, label, colour in policies])
+    axis.set_yscale("log")
+    finish(axis, "Made-up weights, recorded choices, one H200; no bar: not measured", "tokens a second")
+    save(figure, out / "paper-throughput.svg")
+
+
+def serving(rows, out):
+    found = rows.all("serving.jsonl")
+    panels = [(kind, sorted({(r["model"], r["context"], r["limit_s"], r["answer_tokens"], r["prefill"]) for r in found if r["row"] == kind}))
+              for kind in ("serve-measured", "serve")]
+    panels = [(kind, *about) for kind, abouts in panels for about in abouts]
+    if not panels:
+        return
+    figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.6), constrained_layout=True, squeeze=False)
+    for axis, (kind, model, context, limit, answer, prefill) in zip(axes[0], panels):
+        mine = [r for r in found if (r["row"], r["model"], r["context"], r["limit_s"], r["answer_tokens"], r["prefill"]) == (kind, model, context, limit, answer, prefill)]
+        for policy in dict.fromkeys(r["policy"] for r in mine):
+            line = sorted({r["rate"]: r for r in mine if r["policy"] == policy}.items())
+            full = "full" in policy
+            published = "pingpong" in policy
+            label = "full attention" if full else "as published" if published else "this library, wait" if "wait" in policy else "this library"
+            axis.plot([rate for rate, _ in line], [r["seconds_99"] for _, r in line], marker="o", markersize=3, label=label,
+                      color=FULL if full else PUBLISHED if published else WAIT if "wait" in policy else OURS)
+        axis.axhline(limit, color="black", linewidth=0.8, linestyle=":")
+        axis.set_yscale("log")
+        axis.set_xscale("log")
+        axis.set_xlabel("requests offered a second", fontsize=8)
+        axis.set_xticks([x for x in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if axis.get_xlim()[0] <= x <= axis.get_xlim()[1]])
+        axis.xaxis.set_minor_formatter(lambda v, _: "")
+        for of_axis in (axis.xaxis, axis.yaxis):
+            of_axis.set_major_formatter(lambda v, _: f"{v:g}")
+        finish(axis, f"{model.upper() if kind == 'serve-measured' else model}, prompts of {context:,} tokens, answers of {answer}\n"
+                     f"{'measured steps' if kind == 'serve-measured' else 'real sessions'}, prefill {prefill}", "seconds, 99th percentile")
+    save(figure, out / "paper-serving.svg")
+
+
+def dual_row(rows, out):
+    found = rows.by(lambda r: (r["batch"], r["rows"], r["tail"]), "h200-dual-row.jsonl")
+    shapes = sorted({(batch, tail) for batch, _, tail in found if (batch, 1, tail) in found and (batch, 2, tail) in found})
+    if not shapes:
+        return
+    figure, axis = plt.subplots(figsize=(5.0, 3.4), constrained_layout=True)
+    bars(axis, [f"batch {batch},\n{'with' if tail else 'without'} tail" for batch, tail in shapes],
+         [("two rows in one pass", OURS, [found[b, 2, t]["us"] for b, t in shapes]),
+          ("one row, twice", OTHER, [2 * found[b, 1, t]["us"] for b, t in shapes]),
+          ("one row", "#c7c7c7", [found[b, 1, t]["us"] for b, t in shapes])])
+    finish(axis, "Attention of one layer, 8B shape, 128K, budget 1,024", "microseconds")
+    save(figure, out / "paper-dual-row.svg")
+
+
+def urgent_lane(rows, out):
+    found = {}
+    for row in rows.all("h200-urgent-lane.jsonl"):
+        found.setdefault(row["row"].split("-miss")[0], {})[row["injected_misses"]] = row
+    if not found:
+        return
+    figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.6), constrained_layout=True)
+    for name in sorted(found):
+        line = [found[name][share] for share in sorted(found[name])]
+        pingpong = "pingpong" in name
+        single = name.endswith("-onelane")
+        label = "estimate: nothing urgent" if not pingpong and "wait" not in name else "one lane" if single else "urgent lane"
+        axes[0 if pingpong else 1].plot([1 - r["hit"] for r in line], [r["ms_step"] for r in line], marker="o", markersize=4, label=label,
+                                        color=OURS if label.startswith("estimate") else OTHER if single else PUBLISHED if pingpong else WAIT)
+    about = next(iter(next(iter(found.values())).values()))
+    for axis, title in zip(axes, ("two layer buffers, as published", "resident set of this library")):
+        axis.set_xlabel("share of needed chunks that nobody predicted", fontsize=8)
+        axis.set_ylim(bottom=0)
+        finish(axis, f"{title}: {about['model'].upper()}, {about['context'] // 1024}K, batch {about['batch']}", "milliseconds a step")
+    save(figure, out / "paper-urgent-lane.svg")
+
+
+def gather(rows, out):
+    found = rows.by(lambda r: (r["item_bytes"], r["way"], r["workers"]), "h200-gather.jsonl")
+    if not found:
+        return
+    ways = [("cpu", 1, "one thread\nof the host"), ("cpu", 16, "16 threads\nof the host"), ("copy-calls", 1, "copy engine,\na call each"),
+            ("copy-batch", 1, "copy engine,\none batch"), ("zero-copy", 4, "kernel,\n4 blocks"), ("zero-copy", 16, "kernel,\n16 blocks")]
+    ways = [way for way in ways if (4096, *way[:2]) in found]
+    figure, axis = plt.subplots(figsize=(7.5, 3.4), constrained_layout=True)
+    bars(axis, [label for _, _, label in ways],
+         [(f"pieces of {size // 1024} KiB", colour, [found.get((size, way, workers), {}).get("ms") for way, workers, _ in ways])
+          for size, colour in ((4096, OURS), (2048, "#aec7e8"))])
+    axis.set_yscale("log")
+    finish(axis, "134 MB of scattered chunks from host memory to the device", "milliseconds")
+    save(figure, out / "paper-gather.svg")
+
+
+def ablations(rows, out):
+    speed = rows.by(lambda r: r["row"], "h200-throughput.jsonl")
+    longest = max((r["context"] for r in rows.all("h200-prediction.jsonl")), default=0)
+    fidelity = {}
+    for row in rows.by(lambda r: (r["text"], r["policy"], r["context"]), "h200-prediction.jsonl").values():
+        if row["context"] == longest:
+            fidelity.setdefault(row["policy"], {})[row["text"]] = row
+    if not fidelity:
+        return
+    figure, axes = plt.subplots(1, 2, figsize=(12.0, 4.2), constrained_layout=True)
+    names = [("", "estimate"), ("-inorder", "  loads not beside compute"), ("-wait", "wait"), ("-wait-inorder", "  loads not beside compute"),
+             ("-wait-onelane", "  no urgent lane"), ("-published", "  published predictor"), ("-resident", "  no prediction"),
+             ("-previous", "  previous step, slots 1x"), ("-pingpong", "  nothing resident, as published"),
+             ("-pingpong-inorder", "    and loads not beside compute"), ("-full", "full attention")]
+    names = [(f"8b-128k-b4{suffix}", label) for suffix, label in names if f"8b-128k-b4{suffix}" in speed]
+    found = axes[0].barh(range(len(names)), [speed[name]["tok_s"] for name, _ in names], color=OURS)
+    axes[0].bar_label(found, fmt=lambda v: f"{v:.0f}", fontsize=7, padding=2)
+    axes[0].set_yticks(range(len(names)), [label for _, label in names])
+    axes[0].set_xlabel("tokens a second", fontsize=8)
+    axes[0].invert_yaxis()
+    finish(axes[0], "Speed: 8B shape, 128K, batch 4, recorded choices", "", legend=False)
+    texts = sorted({text for by_text in fidelity.values() for text in by_text})
+    settings = list(fidelity)
+    height = 0.8 / len(texts)
+    for i, text in enumerate(texts):
+        at = [g + (i - (len(texts) - 1) / 2) * height for g, s in enumerate(settings) if text in fidelity[s]]
+        found = axes[1].barh(at, [fidelity[s][text]["kl"] for s in settings if text in fidelity[s]], height, label=text, color=(OURS, OTHER)[i % 2])
+        axes[1].bar_label(found, fmt=lambda v: f"{v:.3f}", fontsize=6, padding=1)
+    axes[1].set_yticks(range(len(settings)), [s.removeprefix("dualdecoder ") for s in settings])
+    axes[1].set_xlabel("KL against full attention, nats", fontsize=8)
+    axes[1].invert_yaxis()
+    finish(axes[1], f"Fidelity: Qwen2.5-Coder-1.5B, {longest:,} tokens", "")
+    for axis in axes:
+        axis.tick_params(labelsize=7)
+        axis.grid(False)
+    save(figure, out / "paper-ablations.svg")
+
+
+def main():
+    rows = Rows(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results")
+    out = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/figures"
+    out.mkdir(parents=True, exist_ok=True)
+    for draw in (prediction, throughput, serving, dual_row, urgent_lane, gather, ablations):
+        draw(rows, out)
+
+
+if __name__ == "__main__":
+    main()
