@@ -62,6 +62,10 @@ case $kind in
              END { exit !(NR == 2 && hit[1] > 0.9 && hit[2] > 0.4 && hit[2] < 0.6 && urgent[2] > 2 * urgent[1]) }' ||
         fail "$name: hits do not follow --miss-rate: $(cat "$work/out")"
     done
+    expect 0 run --device cpu --steps 2 --row tiny-2k-b2-specache-2bit
+    expect_row tiny-2k-b2-specache-2bit "${decode_fields[@]}"
+    "$program" run --device cpu --steps 2 --row tiny-2k-b2-shadowkv >"$work/out" 2>"$work/err"
+    grep -q 'needs a build with LAPACK' "$work/err" || expect_row tiny-2k-b2-shadowkv "${decode_fields[@]}"
     expect 1 run --device cpu --row tiny-3k-b1-other
     expect 1 run --device cpu --row tiny-3k
     expect 1 run --device cpu --row huge-3k-b1

@@ -236,7 +236,8 @@ class StepRun {
     traits_ = predictor->traits();
     store_options_ = make_store_options(config_, options, traits_);
     rows_ = setting.batch * traits_.rows_per_sequence;
-    replays_ = options.store != StoreKind::full;
+    // SpeCache chooses single tokens, as many in every step and all of them fetched, so that its time does not hang on which
+    replays_ = options.store != StoreKind::full && options.store != StoreKind::specache;
     if (replays_ && trace.chunk != options.chunk_tokens) {
       throw InvalidArgument("trace: was made with chunks of " + std::to_string(trace.chunk) + " tokens, not " +
                             std::to_string(options.chunk_tokens));

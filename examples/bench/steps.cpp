@@ -25,6 +25,7 @@
 #include "examples/bench/statistics.hpp"
 #include "examples/bench/step_runner.hpp"
 #include "examples/common/backend_choice.hpp"
+#include "examples/common/policies.hpp"
 #include "examples/common/tokenizer.hpp"
 
 namespace dualdecoder::examples {
@@ -92,7 +93,7 @@ std::map<std::string, StepSetting, std::less<>> variants_of(const Options& optio
   const auto slots = [&](float multiple) { return with([&](SessionOptions& o) { o.slots_per_budget = multiple; }); };
   const SessionOptions wait = waiting(StoreKind::resident, PredictorKind::front_runner, options.slots);
   std::map<std::string, StepSetting, std::less<>> variants;
-  const auto add = [&](const char* name, const SessionOptions& chosen, std::size_t device_kv_limit = 0) {
+  const auto add = [&](const std::string& name, const SessionOptions& chosen, std::size_t device_kv_limit = 0) {
     StepSetting& setting = variants[name];
     setting.options = chosen;
     setting.steps = options.steps;
@@ -119,6 +120,9 @@ std::map<std::string, StepSetting, std::less<>> variants_of(const Options& optio
   // all KV state on the device under a cap: as many slots as fit with ease
   add("-cap24", slots(8.0F), 24'000'000'000);
   add("-cap12", slots(2.0F), 12'000'000'000);
+  for (const char* rival : {"shadowkv", "specache-1bit", "specache-2bit"}) {
+    add(std::string("-") + rival, options_of(find_policy(rival), {.budget_tokens = options.budget}));
+  }
   return variants;
 }
 
@@ -153,11 +157,20 @@ Row row_named(const std::string& name, const std::map<std::string, StepSetting, 
                           known + ", then none or some of -onelane -inorder");
   }
   Row row{.name = name, .shape = parts[1], .setting = variants.find(parts[4].str())->second};
+  const ModelConfig config = shape_named(row.shape);
+  int& rank = row.setting.options.shadow_kv.rank;
+  rank = std::min(rank, config.kv_heads * config.head_dim / 8 * 8);
   row.setting.context = 1024 * std::stoi(parts[2]);
   row.setting.batch = std::stoi(parts[3]);
   row.setting.options.single_lane = parts[5].matched;
   row.setting.loads_in_order = parts[6].matched;
   return row;
+}
+
+const char* selection_of(StoreKind store, const StepTrace& trace) {
+  if (store == StoreKind::full) return "none";
+  if (store == StoreKind::specache) return "live";
+  return trace.recorded ? "replayed" : "random";
 }
 
 nlohmann::ordered_json json_of(const Options& options, const Row& row, const StepTrace& trace, double injected, const StepMeasured& m) {
@@ -171,7 +184,7 @@ nlohmann::ordered_json json_of(const Options& options, const Row& row, const Ste
       {"row", row.name + suffix},
       {"model", row.shape},
       {"weights", "synthetic"},
-      {"selection", o.store == StoreKind::full ? "none" : (trace.recorded ? "replayed" : "random")},
+      {"selection", selection_of(o.store, trace)},
       {"context", row.setting.context},
       {"batch", row.setting.batch},
       {"policy", o.store == StoreKind::full ? "full" : (o.miss_policy == MissPolicy::wait ? "wait" : "estimate")},
@@ -206,7 +219,6 @@ int run_rows(const Options& options) {
   const auto variants = variants_of(options);
   std::vector<Row> rows;
   for (const std::string& name : options.rows.empty() ? usual_rows(options.shape) : options.rows) rows.push_back(row_named(name, variants));
-  for (const Row& row : rows) shape_named(row.shape);  // before anything takes time
   if (options.list) {
     for (const Row& row : rows) fmt::print("{}\n", row.name);
     return 0;
