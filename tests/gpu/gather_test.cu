@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -202,7 +203,7 @@ class GatherWays {
         item_bytes_(item_bytes),
         pool_({.reserve_bytes = kHost}),
         host_(pool_, kHost, stream),
-        staging_(pool_, kMoved, stream),
+        staging_(pinned(kMoved)),
         device_(kMoved) {
     Random random(item_bytes);
     const std::size_t chunks = kHost / item_bytes;
@@ -217,7 +218,7 @@ class GatherWays {
         const auto begin = Clock::now();
         gather_on_host(threads);
         gather_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-        cuda::check(cudaMemcpyAsync(device_.data(), staging_.data(), kMoved, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+        cuda::check(cudaMemcpyAsync(device_.data(), staging_.get(), kMoved, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
       });
       print("cpu", threads, ms, gather_ms);
     }
@@ -241,9 +242,16 @@ class GatherWays {
  private:
   using Clock = std::chrono::steady_clock;
 
+  using Pinned = std::unique_ptr<std::byte, cudaError_t (*)(void*)>;
+
   static constexpr std::size_t kHost = std::size_t{8} << 30U;
   static constexpr std::size_t kMoved = 128 * kMiB;
 
+  static Pinned pinned(std::size_t bytes) {
+    void* memory = nullptr;
+    cuda::check(cudaMallocHost(&memory, bytes), "cudaMallocHost", bytes);
+    return {static_cast<std::byte*>(memory), &cudaFreeHost};
+  }
   const std::byte* source(std::size_t i) const { return host_.data() + chosen_[i] * item_bytes_; }
   std::byte* target(std::size_t i) const { return reinterpret_cast<std::byte*>(device_.data()) + i * item_bytes_; }
 
@@ -253,7 +261,7 @@ class GatherWays {
     for (std::size_t first = 0; first < chosen_.size(); first += each) {
       workers.emplace_back([=, this] {
         const std::size_t last = std::min(first + each, chosen_.size());
-        for (std::size_t i = first; i < last; ++i) std::memcpy(staging_.data() + i * item_bytes_, source(i), item_bytes_);
+        for (std::size_t i = first; i < last; ++i) std::memcpy(staging_.get() + i * item_bytes_, source(i), item_bytes_);
       });
     }
   }
@@ -313,7 +321,7 @@ class GatherWays {
   std::size_t item_bytes_;
   PinnedPool pool_;
   Buffer host_;
-  Buffer staging_;
+  Pinned staging_;  // one call copies it, so it is registered in one
   DeviceArray<std::uint8_t> device_;
   std::vector<std::size_t> chosen_;
 };
