@@ -193,7 +193,7 @@ def urgent_lane(rows, out):
         found.setdefault(row["row"].split("-miss")[0], {})[row["injected_misses"]] = row
     if not found:
         return
-    figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.6), constrained_layout=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.6), constrained_layout=True, sharey=True)
     for name in sorted(found):
         line = [found[name][share] for share in sorted(found[name])]
         pingpong = "pingpong" in name
