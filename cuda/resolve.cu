@@ -65,7 +65,7 @@ __device__ void load_missing(NeededMemory& memory, const StoreLayout& layout, co
       const int slot = static_cast<int>(memory.victims.victims[i] & 0xFFFFFFFFU);
       table.place(slot, memory.missing[i], kPinned);
       urgent.items[memory.first_item + i] = {layout.host_chunk(at.storage, at.layer, at.kv_head, memory.missing[i]),
-                                             layout.slot_data(at.slot_list, slot), layout.chunk_bytes, 1.0F};
+                                             layout.slot_data(at.slot_list, slot) + layout.load_offset, layout.loaded_bytes(), 1.0F};
     }
     missing -= count;
     __syncthreads();
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kSlotThreads)
     add_to(layout, Counter::predictable, static_cast<std::uint64_t>(memory.predictable));
     add_to(layout, Counter::predicted_hit, static_cast<std::uint64_t>(memory.predicted_hits));
     if (waits) {
-      add_to(layout, Counter::urgent_bytes, static_cast<std::uint64_t>(needed.count - memory.hits) * layout.chunk_bytes);
+      add_to(layout, Counter::urgent_bytes, static_cast<std::uint64_t>(needed.count - memory.hits) * layout.loaded_bytes());
     } else {
       add_to(layout, Counter::estimated, static_cast<std::uint64_t>(needed.count - memory.hits));
     }
@@ -270,8 +270,9 @@ __global__ void __launch_bounds__(kSlotThreads)
         const std::uint64_t key = keys[first + i];
         const int chunk = Candidate::chunk(key);
         table.place(slot, chunk, predicted_time);
-        prefetch.items[memory.first_item + i] = {layout.host_chunk(storage, target, kv_head, chunk), layout.slot_data(slot_list, slot),
-                                                 layout.chunk_bytes, Candidate::score(key)};
+        prefetch.items[memory.first_item + i] = {layout.host_chunk(storage, target, kv_head, chunk),
+                                                 layout.slot_data(slot_list, slot) + layout.load_offset, layout.loaded_bytes(),
+                                                 Candidate::score(key)};
       }
       __syncthreads();
     }
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(kSlotThreads)
     for (int i = taken + thread; i < count; i += kSlotThreads) dropped += 1 + Candidate::missed_too(keys[i]);
     dropped = block_sum(&memory.sum, dropped);
     if (thread == 0) {
-      add_to(layout, Counter::prefetch_bytes, static_cast<std::uint64_t>(taken) * layout.chunk_bytes);
+      add_to(layout, Counter::prefetch_bytes, static_cast<std::uint64_t>(taken) * layout.loaded_bytes());
       add_to(layout, Counter::prefetch_dropped, static_cast<std::uint64_t>(dropped));
     }
   }

@@ -5,6 +5,7 @@
 
 #include "cuda/chunk_store.hpp"
 #include "cuda/full_store.hpp"
+#include "cuda/shadow_kv_store.hpp"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::cuda {
@@ -14,11 +15,8 @@ namespace {
 void check_options(const StoreOptions& options) {
   using dualdecoder::detail::require;
   validate(options);
-  if (options.kind == StoreKind::shadow_kv) {
-    throw InvalidArgument("store kind = shadow_kv: must be resident, ping_pong or full on the CUDA backend");
-  }
   if (options.kind == StoreKind::specache) {
-    throw InvalidArgument("store kind = specache: must be resident, ping_pong or full on the CUDA backend");
+    throw InvalidArgument("store kind = specache: must be resident, ping_pong, full or shadow_kv on the CUDA backend");
   }
   require(options.kv_type == DataType::bf16, "kv_type", name_of(options.kv_type), "bf16 on the CUDA backend");
   const int dim = options.head_dim;
@@ -36,7 +34,7 @@ std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const Stor
     case StoreKind::resident:
     case StoreKind::ping_pong: return std::make_unique<ChunkStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
-    case StoreKind::shadow_kv:
+    case StoreKind::shadow_kv: return std::make_unique<ShadowKvStore>(options, resources);
     case StoreKind::specache:
     case StoreKind::automatic: break;  // refused above
   }
@@ -45,6 +43,7 @@ std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const Stor
 
 MemoryPlan cuda_store_plan(const StoreOptions& options) {
   check_options(options);
+  if (options.kind == StoreKind::shadow_kv) return ShadowKvStore::plan(options);
   const auto sequences = static_cast<std::size_t>(options.max_sequences);
   MemoryPlan plan;
   if (options.kind == StoreKind::full) {

@@ -60,10 +60,11 @@ struct StoreLayout {
   int slot_layers;  ///< layers that have slots of their own: all (resident), or 2 buffers that swap (ping-pong)
   bool swaps;       ///< the slots are buffers that swap: nothing survives a pass, and nothing is kept for later ones
   std::uint32_t chunk_bytes;
-  bool one_layer;     ///< the work arrays of a pass hold one layer, see StoreOptions::selects_ahead; else two, by parity
-  bool tail;          ///< unselected chunks are estimated
-  bool row1_as_row0;  ///< row 1 attends to row 0's chunks
-  bool wait_policy;   ///< MissPolicy::wait
+  std::uint32_t load_offset;  ///< into a chunk-head, of what the host tier holds of it: 0, or its second half where that holds values alone
+  bool one_layer;             ///< the work arrays of a pass hold one layer, see StoreOptions::selects_ahead; else two, by parity
+  bool tail;                  ///< unselected chunks are estimated
+  bool row1_as_row0;          ///< row 1 attends to row 0's chunks
+  bool wait_policy;           ///< MissPolicy::wait
   float bias_scale;
   int prefetch_chunks_per_layer;  ///< bound on one layer's loads of a step; 0: none
 
@@ -75,11 +76,11 @@ struct StoreLayout {
   std::uint32_t* value_tiles;  ///< [lists, max_chunks / 16, 2 * dim] see value_place()
   float* value_scales;         ///< [lists, max_chunks]
   float* bias;                 ///< [max_sequences, layers, heads]
-  std::byte** host;            ///< [max_sequences] host tier [layers, kv_heads, host_chunks] chunk-heads, readable by the device
-  int* host_chunks;            ///< [max_sequences]
-  int* predicted;              ///< [lists, selected] ascending, for the statistics
-  int* predicted_count;        ///< [lists] -1: none
-  int* predicted_limit;        ///< [lists] end of the choosable chunks when predicted
+  std::byte** host;      ///< [max_sequences] host tier [layers, kv_heads, host_chunks] chunk-heads or their values, readable by the device
+  int* host_chunks;      ///< [max_sequences]
+  int* predicted;        ///< [lists, selected] ascending, for the statistics
+  int* predicted_count;  ///< [lists] -1: none
+  int* predicted_limit;  ///< [lists] end of the choosable chunks when predicted
   // slots; a slot list is a KV head of one of slot_layers of a storage slot
   int* slot_of;         ///< [slot lists, max_chunks] -1: in none
   int* chunk_of;        ///< [slot lists, slots] -1: empty
@@ -131,6 +132,8 @@ struct StoreLayout {
   DUALDECODER_HOST_DEVICE std::uint16_t* score_levels_of(std::size_t score_list) const {
     return score_levels + score_list * static_cast<std::size_t>(max_chunks) * static_cast<std::size_t>(columns());
   }
+  /// Of a chunk-head on the host tier, which is what a load brings.
+  DUALDECODER_HOST_DEVICE std::uint32_t loaded_bytes() const { return chunk_bytes - load_offset; }
   /// First chunk that can be chosen, and one behind the last: the window of `length` committed tokens begins there.
   DUALDECODER_HOST_DEVICE int range_begin() const { return sink_chunks; }
   DUALDECODER_HOST_DEVICE int range_end(int length) const {
@@ -168,7 +171,7 @@ struct StoreLayout {
   /// A chunk on the host tier; only the device reads the table of bases.
   __device__ std::byte* host_chunk(int slot, Layer layer, int kv_head, int j) const {
     const std::size_t at = static_cast<std::size_t>(layer) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(kv_head);
-    return host[slot] + (at * static_cast<std::size_t>(host_chunks[slot]) + static_cast<std::size_t>(j)) * chunk_bytes;
+    return host[slot] + (at * static_cast<std::size_t>(host_chunks[slot]) + static_cast<std::size_t>(j)) * loaded_bytes();
   }
 #endif
 };

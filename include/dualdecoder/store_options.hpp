@@ -26,7 +26,7 @@ enum class StoreKind : std::uint8_t {
 
 /// The parameters of StoreKind::shadow_kv as ShadowKV publishes them (arXiv 2410.21465), besides chunks of 8 and a budget of 1/64 of the
 /// context. Of SelectionOptions the store reads chunk_tokens and budget_tokens alone; MissPolicy::estimate is refused, since it drops the
-/// tail.
+/// tail. The factors take a build with LAPACK on the CPU backend and with cuSOLVER on the CUDA backend; without, the kind is refused.
 struct ShadowKvOptions {
   int rank = 160;           ///< of the factors of a layer's keys, all KV heads side by side: a multiple of 8; at most kv_heads * head_dim
   int outlier_chunks = 48;  ///< prompt chunks of a KV head that are kept whole on the device, 0 .. 65536
