@@ -734,7 +734,13 @@ void measure(Backend& cuda) {
 /// With an argument it only measures.
 int main(int argc, char**) {
   using namespace dualdecoder;
-  if (!cuda::has_cusolver()) return std::printf("SKIPPED: a build without cuSOLVER\n"), 77;
+  if (!cuda::has_cusolver()) {
+    const std::string message = test::thrown<InvalidArgument>("cuSOLVER", [] {
+      cuda::cuda_store_plan(test::options_of({128, 8, 2, 8, {}}));
+    });
+    DUALDECODER_EXPECT(message.find("DUALDECODER_CUSOLVER") != std::string::npos, "%s", message.c_str());
+    return test::failures > 0 ? 1 : (std::printf("SKIPPED: a build without cuSOLVER, which refuses the store\n"), 77);
+  }
   return test::run_on_device([=] {
     const std::shared_ptr<Backend> cuda = cuda::make_cuda_backend();
     if (argc > 1) return test::measure(*cuda);
