@@ -25,15 +25,16 @@ class BesideSteps {
   /// `work` on a copy of `logits`, once the piece before it has ended.
   void run(std::span<const float> logits, std::function<void(std::span<const float>)> work) {
     finish();
-    last_ =
-        std::async(std::launch::async, [copy = std::vector<float>(logits.begin(), logits.end()), work = std::move(work)] { work(copy); });
+    copy_.assign(logits.begin(), logits.end());
+    last_ = std::async(std::launch::async, [this, work = std::move(work)] { work(copy_); });
   }
   void finish() {
     if (last_.valid()) last_.get();
   }
 
  private:
-  std::future<void> last_;
+  std::vector<float> copy_;
+  std::future<void> last_;  // goes first, since it reads the copy
 };
 
 /// Steps until nothing is active; `on_token` has every event, `after_step` every step.
