@@ -73,8 +73,6 @@ const std::map<std::string, Key, std::less<>>& keys() {
                                           [](SessionOptions& options, PredictorKind kind) { options.predictor = kind; })},
       {"first_guess", choice<bool>({{"true", false}, {"random", true}},
                                    [](SessionOptions& options, bool random) { options.random_guess_below = random ? kAnyToken : 0; })},
-      {"store", choice<StoreKind>({{"resident", StoreKind::resident}, {"ping-pong", StoreKind::ping_pong}},
-                                  [](SessionOptions& options, StoreKind kind) { options.store = kind; })},
       {"kv", choice<DataType>({{"bf16", DataType::bf16}, {"f32", DataType::f32}},
                               [](SessionOptions& options, DataType type) { options.kv_type = type; })}};
   return all;
