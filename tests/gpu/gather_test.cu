@@ -194,7 +194,7 @@ void bench(cudaStream_t stream) {
   }
 }
 
-/// Chunks that lie anywhere in 8 GiB of pinned memory, to be brought behind each other into device memory: what one sequence of an 8B shape
+/// Chunks that lie anywhere in 4 GiB of pinned memory, to be brought behind each other into device memory: what one sequence of an 8B shape
 /// chooses in a step with a budget of 1,024, in every way that there is. Each chunk begins with its number, which is looked for afterwards.
 class GatherWays {
  public:
@@ -244,7 +244,7 @@ class GatherWays {
 
   using Pinned = std::unique_ptr<std::byte, cudaError_t (*)(void*)>;
 
-  static constexpr std::size_t kHost = std::size_t{8} << 30U;
+  static constexpr std::size_t kHost = std::size_t{4} << 30U;
   static constexpr std::size_t kMoved = 128 * kMiB;
 
   static Pinned pinned(std::size_t bytes) {
@@ -335,7 +335,7 @@ int main(int argc, char** argv) {
     const auto stream = dualdecoder::cuda::Stream::create();
     if (argc > 1 && std::string(argv[1]) == "--bench") return test::bench(stream.get());
     if (argc > 1 && std::string(argv[1]) == "--bench-ways") {
-      for (const std::size_t bytes : {std::size_t{2048}, std::size_t{4096}}) test::GatherWays(stream.get(), bytes).run();
+      for (const std::size_t bytes : {std::size_t{4096}, std::size_t{2048}}) test::GatherWays(stream.get(), bytes).run();
       return;
     }
     dualdecoder::cuda::PinnedPool pool({.address_bytes = std::size_t{1} << 31U});
