@@ -21,7 +21,7 @@ namespace {
 
 std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
 
-/// More than syevd of CUDA 12 and 13 asks for; looked at again when a decomposition begins.
+/// Planned without a device to ask: more than LAPACK's syevd wants. solve() asks, and takes more where that is not enough.
 std::size_t solver_bytes(int width) { return (4 * at(width) * at(width) + 256 * at(width)) * sizeof(float) + (std::size_t{1} << 20U); }
 
 #ifdef DUALDECODER_HAS_CUSOLVER
@@ -114,7 +114,7 @@ void KeyFactors::project(const Work& work, int count, cudaStream_t stream) {
         "cublasSgemm");
 }
 
-void KeyFactors::solve(const Work& work, int matrix, cudaStream_t stream) {
+void KeyFactors::solve(const Work& work, int matrix, MemoryResource& memory, cudaStream_t stream) {
 #ifdef DUALDECODER_HAS_CUSOLVER
   const std::lock_guard no_recording(recordings());  // it may wait for the device
   const int width = shape_.width;
@@ -124,16 +124,16 @@ void KeyFactors::solve(const Work& work, int matrix, cudaStream_t stream) {
   int floats = 0;
   check(cusolverDnSsyevd_bufferSize(handles_->solver, kVectors, kLower, width, work.gram, width, work.eigenvalues, &floats),
         "cusolverDnSsyevd_bufferSize");
-  if (at(floats) * sizeof(float) > work.solver_bytes) {
-    throw CudaError("cusolverDnSsyevd asks for " + std::to_string(at(floats) * sizeof(float)) + " bytes of work space for " +
-                    std::to_string(width) + " columns: at most " + std::to_string(work.solver_bytes) + " are planned");
-  }
-  check(cusolverDnSsyevd(handles_->solver, kVectors, kLower, width, work.gram, width, work.eigenvalues,
-                         reinterpret_cast<float*>(work.solver), floats, work.outcomes + matrix),
+  const std::size_t bytes = at(floats) * sizeof(float);
+  const Buffer larger = bytes > work.solver_bytes ? Buffer(memory, bytes, stream) : Buffer();
+  auto* const space = reinterpret_cast<float*>(larger.bytes() > 0 ? larger.data() : work.solver);
+  check(cusolverDnSsyevd(handles_->solver, kVectors, kLower, width, work.gram, width, work.eigenvalues, space, floats,
+                         work.outcomes + matrix),
         "cusolverDnSsyevd");
 #else
   static_cast<void>(work);
   static_cast<void>(matrix);
+  static_cast<void>(memory);
   static_cast<void>(stream);
   throw Error("low-rank keys: this build has no cuSOLVER (DUALDECODER_CUSOLVER)");
 #endif

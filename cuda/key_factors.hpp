@@ -50,8 +50,9 @@ class KeyFactors {
   void clear(const Work& work, cudaStream_t stream);
   /// Adds the first `count` of work.rows.
   void add(const Work& work, int count, cudaStream_t stream);
-  /// Leaves the eigenvectors in work.gram, and in work.outcomes[matrix] whether it could. May wait for `stream`.
-  void solve(const Work& work, int matrix, cudaStream_t stream);
+  /// Leaves the eigenvectors in work.gram, and in work.outcomes[matrix] whether it could. May wait for `stream`. Takes from `memory` for
+  /// the time of the call what cuSOLVER asks for beyond work.solver. Throws OutOfMemory, CudaError.
+  void solve(const Work& work, int matrix, MemoryResource& memory, cudaStream_t stream);
   /// products[r, i] = the first `count` rows r times vector i.
   void project(const Work& work, int count, cudaStream_t stream);
   /// Waits for `stream` and throws Error unless the first `matrices` solve() calls converged.

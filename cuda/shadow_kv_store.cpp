@@ -233,7 +233,7 @@ void ShadowKvStore::factor(Layer layer, int slot, int length, const KeyFactors::
     unrotate_rows(layout_, prompt, layer, first, count, work.rows, stream.get());
     factors_->add(work, count, stream.get());
   }
-  factors_->solve(work, layer, stream.get());
+  factors_->solve(work, layer, *resources_.device, stream.get());
   keep_directions(layout_, layer, slot, work.gram, work.vectors, stream.get());
   const int whole = length / layout_.store.chunk * layout_.store.chunk;
   for (int first = 0; first < whole; first += block) {
