@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "cuda/attend_tokens.cuh"
-#include "cuda/warp_ring.cuh"
 
 /// The tail estimate: the warps of a block each sum up 16 tiles of 16 chunks. Value levels are the 16 rows of an instruction, columns
 /// its 8.
@@ -20,16 +19,15 @@ template <int kDim, int kGroups>
 struct TailShape {
   static constexpr int kColumns = kGroups * 8;
   static constexpr int kTileBytes = kTileChunks * kDim / 2;
-  static constexpr int kPieceTiles = 2;
-  static constexpr int kPieceBytes = kPieceTiles * kTileBytes;
-  static constexpr int kRing = 4;  // pieces on their way
+  static constexpr int kPairBytes = 2 * kTileBytes;
+  static constexpr int kRing = kDim <= 128 && kGroups == 1 ? 2 : 4;  // pairs of tiles on their way
   // a warp's part: the ring, value scales, then tile maxima and score levels of all columns
-  static constexpr int kScales = kRing * kPieceBytes;
+  static constexpr int kScales = kRing * kPairBytes;
   static constexpr int kScores = kScales + kWarpChunks * 4;
   static constexpr int kTopBytes = kWarpTiles * 4;  // of a column
   static constexpr int kLevelBytes = kWarpChunks * 2;
   static constexpr int kExcludedBytes = 2 * kSplitChunks / 8;  // bits of two rows
-  static constexpr int kTableBytes = kExcludedBytes + kAttendWarps * kRing * 8;
+  static constexpr int kTableBytes = kExcludedBytes;
   static constexpr int kSumBytes = 2 * kAttendWarps * kColumns * 4;
   static constexpr int kTiles = kTableBytes + kSumBytes;  // offset of the warps' parts
   static constexpr int kJoinStride = kDim + 4;
@@ -72,7 +70,8 @@ __device__ void mark_excluded(const StoreLayout& layout, const TailBlock& block,
   const int* const chosen = r == 0 ? block.chosen[0] : block.chosen[1];
   int from = 0;
   int to = r == 0 ? block.chosen_count[0] : block.chosen_count[1];
-  const bool one_batch = max(block.chosen_count[0], block.chosen_count[1]) <= kBatch * share;
+  const int most = max(block.chosen_count[0], block.chosen_count[1]);
+  const bool one_batch = most <= kBatch * share;
   int chunk[kBatch];
   int slot[kBatch];
   const auto read_chunks = [&](int base) {
@@ -90,7 +89,8 @@ __device__ void mark_excluded(const StoreLayout& layout, const TailBlock& block,
     }
   };
   if (one_batch) read_chunks(thread);
-  for (int i = static_cast<int>(threadIdx.x); i < block.rows * kWords; i += kAttendThreads) {
+  static_assert(2 * kWords <= kAttendThreads);
+  if (const int i = static_cast<int>(threadIdx.x); i < block.rows * kWords) {
     const int base = block.first + i % kWords * 32;
     const int below = min(max(block.begin - base, 0), 32);
     const int inside = min(max(block.end - base, 0), 32);
@@ -129,35 +129,39 @@ __device__ void mark_excluded(const StoreLayout& layout, const TailBlock& block,
 /// for 2t + 8 and 2t + 9, whose levels arrive as level * 2^-20.
 inline constexpr float kWeightRange = 32768.0F;
 
-/// Value scales of a lane's eight of the warp's chunks; of chunks outside the range 0.
+/// Value scales of a lane's eight of the warp's chunks.
 struct ValueScales {
   static constexpr int kEach = kWarpChunks / 32;
   float scale[kEach];
   static_assert(kEach == 8);
 
   __device__ static ValueScales load(const StoreLayout& layout, const TailBlock& block, int first) {
-    const int own = first + static_cast<int>(threadIdx.x) % 32 * kEach;
-    ValueScales out = {};
-    if (own >= block.end || own + kEach <= block.begin) return out;  // max_chunks is a multiple of 16, so else all eight exist
+    const int own = min(first + static_cast<int>(threadIdx.x % 32U) * kEach, layout.max_chunks - kEach);  // a multiple of 16
     const auto* const from =
         reinterpret_cast<const float4*>(layout.value_scales + block.list * static_cast<std::size_t>(layout.max_chunks) + own);
     const float4 low = from[0];
     const float4 high = from[1];
-    const float all[kEach] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  }
+  /// Called when they are wanted, and not before: it waits for them.
+  __device__ void clear_outside(const TailBlock& block, int first) {
+    if (first >= block.begin && first + kWarpChunks <= block.end) return;
+    const int own = first + static_cast<int>(threadIdx.x % 32U) * kEach;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) out.scale[i] = own + i >= block.begin && own + i < block.end ? all[i] : 0.0F;
-    return out;
+    for (int i = 0; i < kEach; ++i) {
+      if (own + i < block.begin || own + i >= block.end) scale[i] = 0.0F;
+    }
   }
   /// Times kWeightRange over the largest to `scales` in shared memory, a sixteenth of it for the chunks whose levels arrive sixteen times
   /// as large. Returns what the products are to be multiplied by.
   __device__ float stage(float* scales) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = static_cast<int>(threadIdx.x % 32U);
     float largest = 0.0F;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) largest = fmaxf(largest, scale[i]);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    float factor = largest > 1e-30F ? kWeightRange / largest : 0.0F;  // smaller values are zero to any reader
+    float factor = largest > 1e-30F ? __fdividef(kWeightRange, largest) : 0.0F;  // smaller values are zero to any reader
     if (lane % 2 != 0) factor *= 0.0625F;
     auto* const to = reinterpret_cast<float4*>(scales + lane * kEach);
     to[0] = {scale[0] * factor, scale[1] * factor, scale[2] * factor, scale[3] * factor};
@@ -170,7 +174,7 @@ struct ValueScales {
 /// A lane's words of a tile.
 template <int kDim>
 __device__ void load_levels(const std::byte* tile, std::uint32_t (&words)[kDim / 16]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32U);
   if constexpr (kDim % 64 == 0) {
 #pragma unroll
     for (int i = 0; i < kDim / 64; ++i) {
@@ -206,16 +210,17 @@ __device__ inline TailColumn tail_column(const StoreLayout& layout, const TailBl
 /// `tops` and levels in `levels`.
 __device__ inline void bring_scores(const StoreLayout& layout, std::size_t score_list, int first_tile, int begin, int end, std::byte* tops,
                                     std::byte* levels) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32U);
   const int columns = layout.columns();
   const auto* const from_tops = reinterpret_cast<const std::byte*>(layout.tile_max_of(score_list) + first_tile * columns);
   const auto* const from_levels =
       reinterpret_cast<const std::byte*>(layout.score_levels_of(score_list) + static_cast<std::size_t>(first_tile * columns) * kTileChunks);
   const int tile_bytes = columns * kTileChunks * 2;
-#pragma unroll 4
+#pragma unroll 1
   for (int i = begin * tile_bytes + lane * 16; i < end * tile_bytes; i += 512) {
     copy_async(shared_address(levels) + static_cast<std::uint32_t>(i), from_levels + i, true);
   }
+#pragma unroll 1
   for (int i = lane * 16; i < kWarpTiles * columns * 4; i += 512) {  // those out of range exist as well
     copy_async(shared_address(tops) + static_cast<std::uint32_t>(i), from_tops + i, true);
   }
@@ -225,27 +230,35 @@ __device__ inline void bring_scores(const StoreLayout& layout, std::size_t score
 /// The least of the 16 levels of a tile without what is excluded.
 __device__ inline std::uint32_t least_level(const std::byte* levels, std::uint32_t excluded) {
   std::uint32_t least = 0xFFFFFFFFU;
+  const std::uint32_t pairs_excluded = (excluded & 0x5555U) | (excluded & 0xAAAAU) << 15;  // chunks 2k and 2k + 1 at bits 2k and 2k + 16
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint4 eight = reinterpret_cast<const uint4*>(levels)[half];
     const std::uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::uint32_t bits = excluded >> (half * 4 + i / 2 * 2 + i % 2 * 8);  // see score_place()
-      least = __vminu2(least, pairs[i] | (bits & 1U) * 0xFFFFU | (bits >> 1 & 1U) * 0xFFFF0000U);
+      const int first = half * 4 + i / 2 * 2 + i % 2 * 8;  // see score_place()
+      least = __vminu2(least, pairs[i] | (pairs_excluded >> first & 0x00010001U) * 0xFFFFU);
     }
   }
   return min(least & 0xFFFFU, least >> 16);
 }
 
-/// Largest score of a column over the tiles begin .. end-1 without what is excluded, in units of log 2; by the four lanes of a column, each
-/// of which looks at four tiles. `tops` and `levels` are the column's first; `excluded` are bits of its row.
-__device__ inline float largest_score(const float* tops, const std::byte* levels, int columns, bool live, int begin, int end,
-                                      const std::uint32_t* excluded) {
-  const int t = static_cast<int>(threadIdx.x) % 4;
+/// 2^11, at which floats are 1 / kScoreLevels apart.
+inline constexpr float kLevelBase = 2048.0F;
+static_assert(kScoreLevels == 4096.0F);
+
+/// Looks at a column's tiles begin .. end-1 with the four lanes of the column. Returns its largest score without what is excluded, in units
+/// of log 2, and turns the tiles' maxima into what weigh_chunks() takes. `tops` and `levels` are the column's first; `excluded` are
+/// bits of its row.
+__device__ inline float prepare_column(float* tops, const std::byte* levels, int columns, bool live, int begin, int end,
+                                       const std::uint32_t* excluded) {
+  const int t = static_cast<int>(threadIdx.x % 4U);
+  const int from = max(begin, 4 * t);
+  const int to = live ? min(end, 4 * t + 4) : from;  // a column that is none would look at what another's lanes change
   float largest = lowest();
 #pragma unroll 1
-  for (int i = max(begin, 4 * t); i < min(end, 4 * t + 4); ++i) {
+  for (int i = from; i < to; ++i) {
     const std::uint32_t bits = excluded[i / 2] >> (i % 2 * 16) & 0xFFFFU;
     if (bits == 0xFFFFU) continue;
     float score = tops[i * columns];
@@ -256,17 +269,21 @@ __device__ inline float largest_score(const float* tops, const std::byte* levels
   }
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-  return live ? largest * kLog2e : lowest();
+  largest *= kLog2e;
+  const float shift = kLevelBase * kLog2e - (largest == lowest() ? 0.0F : largest);
+#pragma unroll 1
+  for (int i = from; i < to; ++i) tops[i * columns] = fmaf(tops[i * columns], kLog2e, shift);
+  return largest;
 }
 
-/// Weights of a lane's four chunks of a tile, relative to the column's reference: exp2(log2 of the largest - ...) of levels below it, 0
-/// where excluded (bits 0, 1, 8, 9).
+/// Weights of a lane's four chunks of a tile, relative to the largest of the column: exp2(shift - ...) of their levels, 0 where excluded
+/// (bits 0, 1, 8, 9). `shift` is rounded to 2^-12, which changes a weight by 8.5e-5 of itself, less than the levels' steps do.
 __device__ inline void weigh_chunks(uint2 levels, float shift, std::uint32_t excluded, float (&weight)[4]) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    // 2^23 + level, whose low bits are the level
-    const std::uint32_t bits = __byte_perm(k < 2 ? levels.x : levels.y, 0x4B000000U, k % 2 == 0 ? 0x7610 : 0x7632);
-    weight[k] = power_of_two(fmaf(__uint_as_float(bits) - 8388608.0F, -kLog2e / kScoreLevels, shift));
+    // kLevelBase + level / kScoreLevels, whose low bits are the level
+    const std::uint32_t bits = __byte_perm(k < 2 ? levels.x : levels.y, 0x45000000U, k % 2 == 0 ? 0x7610 : 0x7632);
+    weight[k] = power_of_two(fmaf(__uint_as_float(bits), -kLog2e, shift));
   }
   if ((excluded & 0x0303U) == 0) return;
 #pragma unroll
@@ -279,9 +296,9 @@ __device__ inline void weigh_chunks(uint2 levels, float shift, std::uint32_t exc
 template <int kDim, int kGroups>
 __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const TailBlock& block, WarpSums<kDim, kGroups>& sums) {
   using Shape = TailShape<kDim, kGroups>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32U);
   const int t = lane % 4;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp = static_cast<int>(threadIdx.x / 32U);
   auto* const excluded = reinterpret_cast<std::uint32_t*>(block_memory());
   const int columns = layout.columns();
   std::byte* const own = block_memory() + Shape::kTiles + warp * Shape::warp_bytes(columns);
@@ -292,7 +309,7 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
   // the warp's tiles in range
   const int begin = max(0, (block.begin - first) / kTileChunks);
   const int end = min(kWarpTiles, (block.end - first + kTileChunks - 1) / kTileChunks);
-  const ValueScales value_scales = ValueScales::load(layout, block, first);
+  ValueScales value_scales = ValueScales::load(layout, block, first);
   float bias[kGroups];
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
@@ -302,18 +319,29 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
                         static_cast<std::size_t>(layout.heads) +
                     static_cast<std::size_t>(head)];
   }
-  using Ring = WarpRing<Shape::kPieceBytes, Shape::kRing>;
-  Ring ring(own, reinterpret_cast<std::uint64_t*>(block_memory() + Shape::kExcludedBytes) + warp * Shape::kRing);
   const std::byte* const tiles =
       reinterpret_cast<const std::byte*>(layout.value_tiles) +
       (block.list * static_cast<std::size_t>(layout.max_chunks / kTileChunks) + static_cast<std::size_t>(first / kTileChunks)) *
           Shape::kTileBytes;
-  const auto start = [&](int stage, int tile) {
-    ring.start(stage, tiles + tile * Shape::kTileBytes, min(Shape::kPieceTiles, end - tile) * Shape::kTileBytes);
+  const int first_pair = begin / 2 * 2;
+  const std::byte* next = tiles + first_pair * Shape::kTileBytes + lane * 16;
+  int left = (end - first_pair) * Shape::kTileBytes - lane * 16;
+  // the next pair, as far as there is one; where tiles are whole words of lanes, these copy what they read
+  const auto start = [&](int stage) {
+    const std::uint32_t to = shared_address(own + stage * Shape::kPairBytes + lane * 16);
+#pragma unroll
+    for (int i = 0; i < Shape::kPairBytes; i += 512) {
+      if (i < left && (i + 512 <= Shape::kPairBytes || lane * 16 + i < Shape::kPairBytes)) {
+        copy_async(to + static_cast<std::uint32_t>(i), next + i, true);
+      }
+    }
+    commit_copies();
+    next += Shape::kPairBytes;
+    left -= Shape::kPairBytes;
   };
   const auto start_first = [&](int from, int to) {
 #pragma unroll 1
-    for (int stage = from; stage < to; ++stage) start(stage, begin + stage * Shape::kPieceTiles);
+    for (int stage = from; stage < to; ++stage) start(stage);
   };
   constexpr int kFirst = Shape::kRing / 2;
   mark_excluded(
@@ -325,46 +353,41 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
         start_first(0, kFirst);
       },
       [&] { start_first(kFirst, Shape::kRing); });
+  value_scales.clear_outside(block, first);
   const float unit = value_scales.stage(scales);
-  wait_for_copies<Ring::kCommits>();
+  wait_for_copies<Shape::kRing>();
   __syncwarp();
 
   const std::uint32_t* bits_of[kGroups];  // of the warp's chunks, 32 a word
-  const float* tops_of[kGroups];
+  const float* shifts_of[kGroups];
   const std::byte* levels_of[kGroups];
-  bool live[kGroups];
-  float reference[kGroups];
   float largest[kGroups];
   float sum[kGroups];
-  float shift_of[kGroups];        // how many tokens a chunk stands for, calibrated
   float offset[kGroups][4] = {};  // what the bias of 8 in the nibbles adds to every product
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
     const TailColumn column = tail_column(layout, block, n * 8 + lane / 4);
     const int stored = (block.first_number + column.row) * layout.group + column.head;
-    tops_of[n] = reinterpret_cast<const float*>(all_tops) + stored;
-    levels_of[n] = all_levels + stored * (kTileChunks * 2);
-    shift_of[n] = (logf(static_cast<float>(layout.chunk)) + layout.bias_scale * bias[n]) * kLog2e;
+    float* const tops = reinterpret_cast<float*>(all_tops) + stored;
+    const std::byte* const levels = all_levels + stored * (kTileChunks * 2);
     bits_of[n] = excluded + column.row * (kSplitChunks / 32) + warp * (kWarpChunks / 32);
-    live[n] = column.live;
-    largest[n] = largest_score(tops_of[n], levels_of[n], columns, column.live, begin, end, bits_of[n]);
-    reference[n] = largest[n] == lowest() ? 0.0F : largest[n];
+    largest[n] = prepare_column(tops, levels, columns, column.live, begin, end, bits_of[n]);
     sum[n] = 0.0F;
+    shifts_of[n] = tops + first_pair * columns;
+    levels_of[n] = levels + first_pair * columns * (kTileChunks * 2) + t * 8;
   }
+  __syncwarp();  // columns that are none look at others' scores, and nobody at what becomes of theirs
   sums.clear();
-  int stage = 0;
-  std::uint32_t turn = 0;
-  const int tile_levels = columns * (kTileChunks * 2);  // bytes
-  const auto add_tile = [&](int i, const std::uint32_t(&words)[kDim / 16]) {
-    const float2 low_scale = *reinterpret_cast<const float2*>(scales + i * kTileChunks + 2 * t);
-    const float2 high_scale = *reinterpret_cast<const float2*>(scales + i * kTileChunks + 2 * t + 8);
+  const float* scales_of = scales + first_pair * kTileChunks + 2 * t;
+  const auto add_tile = [&](int i, const std::uint32_t(&bits)[kGroups], const std::uint32_t(&words)[kDim / 16]) {
+    const float2 low_scale = *reinterpret_cast<const float2*>(scales_of + i * kTileChunks);
+    const float2 high_scale = *reinterpret_cast<const float2*>(scales_of + i * kTileChunks + 8);
     std::uint32_t weights[kGroups][2];
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      const float shift = live[n] ? tops_of[n][i * columns] * kLog2e - reference[n] : lowest();
       float weight[4];
-      weigh_chunks(*reinterpret_cast<const uint2*>(levels_of[n] + i * tile_levels + t * 8), shift,
-                   bits_of[n][i / 2] >> (i % 2 * 16 + 2 * t), weight);
+      weigh_chunks(*reinterpret_cast<const uint2*>(levels_of[n] + i * columns * (kTileChunks * 2)), shifts_of[n][i * columns],
+                   bits[n] >> (i * 16), weight);
       sum[n] += (weight[0] + weight[1]) + (weight[2] + weight[3]);
       weights[n][0] = pack_f16(weight[0] * low_scale.x, weight[1] * low_scale.y);
       weights[n][1] = pack_f16(weight[2] * high_scale.x, weight[3] * high_scale.y);
@@ -380,26 +403,37 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
       for (int n = 0; n < kGroups; ++n) multiply_add_f16(sums.values[m][n], of_rows, weights[n][0], weights[n][1]);
     }
   };
-  static_assert(Shape::kPieceTiles == 2);
+  int stage = 0;
 #pragma unroll 1
-  for (int i = begin; i < end; i += 2) {
-    const std::byte* const piece = ring.wait(stage, turn);
+  for (int pair = first_pair; pair < end; pair += 2) {
+    wait_for_copies<Shape::kRing - 1>();
+    if constexpr (kDim % 64 != 0) __syncwarp();
+    const std::byte* const piece = own + stage * Shape::kPairBytes;
+    std::uint32_t bits[kGroups];
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) bits[n] = bits_of[n][pair / 2] >> (2 * t);
     std::uint32_t words[kDim / 16];
     load_levels<kDim>(piece, words);
-    add_tile(i, words);
-    if (i + 1 == end) break;
+    add_tile(0, bits, words);
+    if (pair + 1 == end) break;
     load_levels<kDim>(piece + Shape::kTileBytes, words);
-    __syncwarp();  // all have read before the next one is copied there
-    start(stage, i + 2 * Shape::kRing);
-    if (++stage == Shape::kRing) {
-      stage = 0;
-      ++turn;
+    if constexpr (kDim % 64 != 0) __syncwarp();  // all have read before the next pair is copied there
+    start(stage);
+    stage = stage == Shape::kRing - 1 ? 0 : stage + 1;
+    add_tile(1, bits, words);
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      shifts_of[n] += 2 * columns;
+      levels_of[n] += 2 * columns * (kTileChunks * 2);
     }
-    add_tile(i + 1, words);
+    scales_of += 2 * kTileChunks;
   }
+  wait_for_copies<0>();
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
-    const float shifted = largest[n] == lowest() ? lowest() : largest[n] + shift_of[n];
+    // a chunk stands for so many tokens, calibrated
+    const float tokens = static_cast<float>(layout.chunk_shift()) + layout.bias_scale * bias[n] * kLog2e;
+    const float shifted = largest[n] == lowest() ? lowest() : largest[n] + tokens;
 #pragma unroll
     for (int step = 1; step < 4; step *= 2) sum[n] += __shfl_xor_sync(kAllLanes, sum[n], step);
 #pragma unroll

@@ -34,7 +34,7 @@ struct AttendShape {
   static constexpr int kQueryBytes = kColumns * kStride;
   static constexpr int kHalfBytes = kTileTokens * kStride;
   static constexpr int kWarpBytes = kHalves * kHalfBytes;
-  static constexpr int kTableBytes = 512;                            // what the kind of block wants to look up
+  static constexpr int kTableBytes = 1088;                           // what the kind of block wants to look up
   static constexpr int kSumBytes = 2 * kAttendWarps * kColumns * 4;  // largest scores and sums of the warps
   static constexpr int kQueries = kTableBytes + kSumBytes;           // offsets
   static constexpr int kTiles = kQueries + 2 * kQueryBytes;          // queries in two parts
@@ -86,11 +86,24 @@ __device__ inline void write_token(const RowsIn& keys, const RowsIn& values, std
   }
 }
 
-/// Brings queries to shared memory as the sum of two bf16, which bf16 queries fill exactly and f32 ones to 2^-17. `source(column)` is the
-/// first element of a column's query, or negative for a column of zeros. The block synchronises before they are used.
+/// Brings queries to shared memory, f32 ones as the sum of two bf16 to 2^-17. `source(column)` is the first element of a column's query, or
+/// negative for a column of zeros. Before they are used this thread's copies arrive and the block synchronises.
 template <class Shape, int kDim, class Source>
 __device__ void stage_queries(const RowsIn& queries, Source source) {
   std::byte* const memory = block_memory() + Shape::kQueries;
+  if (queries.bf16) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < Shape::kColumns * (kDim / 8); i += kAttendThreads) {
+      const int column = i / (kDim / 8);
+      const int piece = i % (kDim / 8);
+      const std::ptrdiff_t first = source(column);
+      const auto* const from = static_cast<const std::uint16_t*>(queries.data) + max(first, std::ptrdiff_t{0}) + piece * 8;
+      copy_async(shared_address(memory + column * Shape::kStride + piece * 16), from, first >= 0);
+    }
+    commit_copies();
+    return;
+  }
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < Shape::kColumns * (kDim / 2); i += kAttendThreads) {
     const int column = i / (kDim / 2);
     const int pair = i % (kDim / 2);
@@ -104,78 +117,105 @@ __device__ void stage_queries(const RowsIn& queries, Source source) {
   }
 }
 
-/// Query fragments of 16 dims and 8 columns: both parts, two words each.
+/// Query fragments of 8 columns, each of 32 dims: two words for 16 of them, then two for the others.
 template <class Shape, int kDim, int kGroups>
 struct Queries {
-  static constexpr int kKept = Shape::kQueriesInRegisters ? kDim / 16 : 1;
+  static constexpr int kPairs = (kDim / 16 + 1) / 2;
+  static constexpr int kKept = Shape::kQueriesInRegisters ? kPairs : 1;
   std::uint32_t kept[kKept][kGroups][4];
+  bool whole;  ///< their lower parts are zero
 
-  __device__ static void load(std::uint32_t (&fragment)[4], int k, int n) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const std::byte* const row = block_memory() + Shape::kQueries + (lane / 16) * Shape::kQueryBytes + (n * 8 + lane % 8) * Shape::kStride +
-                                 k * 32 + (lane / 8 % 2) * 16;
+  /// `part`: 0 or, of queries that are not whole, 1.
+  __device__ static void load(std::uint32_t (&fragment)[4], int pair, int n, int part) {
+    const int lane = static_cast<int>(threadIdx.x % 32U);
+    const int matrix = kDim / 16 % 2 != 0 && pair == kPairs - 1 ? lane / 8 % 2 : lane / 8;  // the last pair may be half of one
+    const std::byte* const row =
+        block_memory() + Shape::kQueries + part * Shape::kQueryBytes + (n * 8 + lane % 8) * Shape::kStride + pair * 64 + matrix * 16;
     load_matrices(fragment, shared_address(row));
   }
   __device__ void keep() {
     if constexpr (Shape::kQueriesInRegisters) {
 #pragma unroll
-      for (int k = 0; k < kDim / 16; ++k) {
+      for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
-        for (int n = 0; n < kGroups; ++n) load(kept[k][n], k, n);
+        for (int n = 0; n < kGroups; ++n) load(kept[pair][n], pair, n, 0);
       }
     }
   }
 };
 
-/// Scores the keys of 16 tokens at `tile` in shared memory, makes room for them in `sums` and leaves their weights as add_values() takes
-/// them. `limit[n][i]`: how many of them the lane's columns see.
-template <class Shape, int kDim, int kGroups>
-__device__ void weigh_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>& queries, float scale, const int (&limit)[kGroups][2],
-                           bool all_seen, WarpSums<kDim, kGroups>& sums, std::uint32_t (&weights)[kGroups][2]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  float scores[kGroups][4] = {};
-  float low_scores[kGroups][4] = {};  // of the queries' lower parts
-  const std::uint32_t key_row = tile + static_cast<std::uint32_t>(lane % 16 * Shape::kStride + lane / 16 * 16);
+/// Adds products of the keys whose row this lane names, and one part of the queries, to one of two sums by turns, so that they do not wait
+/// for one another.
+template <class Shape, int kDim, int kGroups, bool kFromRegisters>
+__device__ void multiply_keys(std::uint32_t key_row, const Queries<Shape, kDim, kGroups>& queries, int part, float (&sums)[2][kGroups][4]) {
+  std::uint32_t loaded[kGroups][4];
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     std::uint32_t keys[4];
     load_matrices(keys, key_row + static_cast<std::uint32_t>(k * 32));
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      if constexpr (Shape::kQueriesInRegisters) {
-        multiply_add(scores[n], keys, queries.kept[k][n][0], queries.kept[k][n][1]);
-        multiply_add(low_scores[n], keys, queries.kept[k][n][2], queries.kept[k][n][3]);
-      } else {
-        std::uint32_t query[4];
-        queries.load(query, k, n);
-        multiply_add(scores[n], keys, query[0], query[1]);
-        multiply_add(low_scores[n], keys, query[2], query[3]);
+      if constexpr (!kFromRegisters) {
+        if (k % 2 == 0) queries.load(loaded[n], k / 2, n, part);
       }
+      const std::uint32_t* const query = kFromRegisters ? queries.kept[k / 2 % queries.kKept][n] : loaded[n];
+      multiply_add(sums[k % 2][n], keys, query[k % 2 * 2], query[k % 2 * 2 + 1]);
     }
   }
+}
+
+/// Which tokens of a tile a lane's columns do not see: bit n * 4 + i is of the score [n][i] of an instruction's sums, where the columns see
+/// those before `limit`.
+template <int kGroups>
+struct HiddenBehind {
+  int limit[kGroups][2];
+
+  __device__ unsigned operator()(int tile) const {
+    const int token = tile * kTileTokens + static_cast<int>(threadIdx.x % 32U / 4U);
+    unsigned hidden = 0;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) hidden |= static_cast<unsigned>(token + i / 2 * 8 >= limit[n][i % 2]) << (n * 4 + i);
+    }
+    return hidden;
+  }
+};
+
+/// Scores the keys of 16 tokens at `tile` in shared memory, makes room for them in `sums` and leaves their weights as add_values() takes
+/// them. `hidden` as of HiddenBehind.
+template <class Shape, int kDim, int kGroups>
+__device__ void weigh_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroups>& queries, float scale, unsigned hidden,
+                           WarpSums<kDim, kGroups>& sums, std::uint32_t (&weights)[kGroups][2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32U);
+  float products[2][kGroups][4] = {};
+  const std::uint32_t key_row = tile + static_cast<std::uint32_t>(lane % 16 * Shape::kStride + lane / 16 * 16);
+  multiply_keys<Shape, kDim, kGroups, Shape::kQueriesInRegisters>(key_row, queries, 0, products);
+  if (!queries.whole) multiply_keys<Shape, kDim, kGroups, false>(key_row, queries, 1, products);
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
     float factor[2];
     float weight[4];
+    float score[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) scores[n][i] = (scores[n][i] + low_scores[n][i]) * scale;
-    if (!all_seen) {
+    for (int i = 0; i < 4; ++i) score[i] = (products[0][n][i] + products[1][n][i]) * scale;
+    if (hidden != 0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (lane / 4 + i / 2 * 8 >= limit[n][i % 2]) scores[n][i] = lowest();
+        if ((hidden >> (n * 4 + i) & 1U) != 0) score[i] = lowest();
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float largest = fmaxf(scores[n][i], scores[n][i + 2]);
+      float largest = fmaxf(score[i], score[i + 2]);
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
       largest = fmaxf(largest, sums.largest[n][i]);
       const float reference = largest == lowest() ? 0.0F : largest;
       factor[i] = power_of_two(sums.largest[n][i] - reference);
       sums.largest[n][i] = largest;
-      weight[i] = power_of_two(scores[n][i] - reference);
-      weight[i + 2] = power_of_two(scores[n][i + 2] - reference);
+      weight[i] = power_of_two(score[i] - reference);
+      weight[i + 2] = power_of_two(score[i + 2] - reference);
     }
     const std::uint32_t first = pack_bf16(weight[0], weight[1]);   // tokens g
     const std::uint32_t second = pack_bf16(weight[2], weight[3]);  // tokens g + 8
@@ -197,7 +237,7 @@ __device__ void weigh_tile(std::uint32_t tile, const Queries<Shape, kDim, kGroup
 /// Adds the values of 16 tokens at `tile` in shared memory.
 template <class Shape, int kDim, int kGroups>
 __device__ void add_values(std::uint32_t tile, const std::uint32_t (&weights)[kGroups][2], WarpSums<kDim, kGroups>& sums) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32U);
   const std::uint32_t value_row = tile + static_cast<std::uint32_t>((lane % 8 + lane / 16 * 8) * Shape::kStride + lane / 8 % 2 * 16);
 #pragma unroll
   for (int m = 0; m < kDim / 16; ++m) {
@@ -208,47 +248,66 @@ __device__ void add_values(std::uint32_t tile, const std::uint32_t (&weights)[kG
   }
 }
 
-/// Attends to tokens 0 .. count-1 of a block, of which the lane's columns see the first `seen`. `rows` says where they lie: key(i) points
-/// to token i's key in global memory, value_offset bytes before its value; where Rows::kTilesAreContiguous the keys of a tile are one
-/// piece. Queries have been staged.
-template <class Shape, int kDim, int kGroups, int kHalves, class Rows>
-__device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[kGroups][2], float scale, WarpSums<kDim, kGroups>& sums) {
+/// Attends to tokens 0 .. count-1 of a block; `hidden(tile)` says which of a tile the lane's columns do not see, as HiddenBehind does.
+/// `rows` says where they lie: key(i) points to token i's key in global memory, value_offset bytes before its value; from a
+/// multiple of Rows::kRun on so many keys are one piece. Queries have been staged; `whole` ones were bf16.
+template <class Shape, int kDim, int kGroups, int kHalves, class Rows, class Hidden>
+__device__ void attend_to_tokens(const Rows& rows, int count, const Hidden& hidden, bool whole, WarpSums<kDim, kGroups>& sums) {
   constexpr unsigned kPieces = kDim / 8;
   constexpr int kAhead = kHalves - 1;  // halves that are on their way while the warp works on one
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const float scale = kLog2e * rsqrtf(static_cast<float>(kDim));
+  const int warp = static_cast<int>(threadIdx.x / 32U);
   const std::uint32_t memory = shared_address(block_memory() + Shape::kTiles + warp * Shape::kWarpBytes);
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
-  // four rows at a time where each is looked up, since a block runs too short for code to be long
-  constexpr int kUnroll = Rows::kTilesAreContiguous ? kTileTokens * kDim / 256 : 4;
-  const auto bring_rows = [&](int tile, bool whole, std::uint32_t to, std::uint32_t offset) {
-    const std::byte* const keys = rows.key(tile * kTileTokens);
-#pragma unroll kUnroll
-    for (int i = 0; i < kTileTokens * kDim / 256; ++i) {
-      const unsigned index = static_cast<unsigned>(i) * 32U + threadIdx.x % 32U;
+  const unsigned lane = threadIdx.x % 32U;
+  const auto bring_whole = [&](int tile, std::uint32_t to, std::uint32_t offset) {
+    if constexpr (32 % kPieces == 0) {  // a copy of all lanes is some whole rows
+      constexpr int kRowsEach = static_cast<int>(32 / kPieces);
+      const std::uint32_t own = to + lane / kPieces * static_cast<unsigned>(Shape::kStride) + lane % kPieces * 16U;
+#pragma unroll
+      for (int first = 0; first < kTileTokens; first += Rows::kRun) {
+        const std::byte* const from = rows.key(tile * kTileTokens + first) + offset + lane * 16U;
+#pragma unroll
+        for (int row = 0; row < Rows::kRun; row += kRowsEach) {
+          copy_async(own + static_cast<std::uint32_t>((first + row) * Shape::kStride), from + row * kDim * 2, true);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTileTokens * kDim / 256; ++i) {
+        const unsigned index = static_cast<unsigned>(i) * 32U + lane;
+        const unsigned row = index / kPieces;
+        const std::byte* const from = rows.key(tile * kTileTokens + static_cast<int>(row)) + offset + index % kPieces * 16U;
+        copy_async(to + row * static_cast<unsigned>(Shape::kStride) + index % kPieces * 16U, from, true);
+      }
+    }
+  };
+  // with zeros behind the end: a weight of zero must not meet a NaN
+  const auto bring_ragged = [&](int tile, std::uint32_t to, std::uint32_t offset) {
+#pragma unroll 1
+    for (unsigned index = lane; index < kTileTokens * kPieces; index += 32U) {
       const unsigned row = index / kPieces;
-      const unsigned piece = index % kPieces;
       const int token = tile * kTileTokens + static_cast<int>(row);
-      const std::byte* key = keys + index * 16U;
-      if constexpr (!Rows::kTilesAreContiguous) key = rows.key(whole ? token : min(token, count - 1)) + piece * 16U;
-      // zeros behind the end: a weight of zero must not meet a NaN
-      copy_async(to + row * static_cast<unsigned>(Shape::kStride) + piece * 16U, key + offset, whole || token < count);
+      const std::byte* const from = rows.key(min(token, count - 1)) + offset + index % kPieces * 16U;
+      copy_async(to + row * static_cast<unsigned>(Shape::kStride) + index % kPieces * 16U, from, token < count);
     }
   };
   // half h of a warp: keys of its tile h / 2 where h is even, else values
   const auto bring = [&](int tile, bool values, int place) {
     const std::uint32_t to = memory + static_cast<std::uint32_t>(place * Shape::kHalfBytes);
     const std::uint32_t offset = values ? rows.value_offset : 0;
-    if (Rows::kTilesAreContiguous && (tile + 1) * kTileTokens <= count) {
-      bring_rows(tile, true, to, offset);
+    if ((tile + 1) * kTileTokens <= count) {
+      bring_whole(tile, to, offset);
     } else if (tile < tiles) {
-      bring_rows(tile, false, to, offset);
+      bring_ragged(tile, to, offset);
     }
     commit_copies();
   };
   Queries<Shape, kDim, kGroups> queries;
   sums.clear();
-#pragma unroll(Rows::kTilesAreContiguous ? kAhead : 1)
+#pragma unroll(Rows::kRun == kTileTokens ? kAhead : 1)
   for (int h = 0; h < kAhead; ++h) bring(warp + h / 2 * kAttendWarps, h % 2 == 1, h);
+  queries.whole = whole;
   queries.keep();
   int place = 0;
   int freed = kAhead;  // where the half before lay
@@ -261,18 +320,8 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
     return memory + static_cast<std::uint32_t>(freed * Shape::kHalfBytes);
   };
   for (int tile = warp; tile < tiles; tile += kAttendWarps) {
-    int limit[kGroups][2];
-    bool all_seen = true;
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        limit[n][i] = seen[n][i] - tile * kTileTokens;
-        all_seen = all_seen && limit[n][i] >= kTileTokens;
-      }
-    }
     std::uint32_t weights[kGroups][2];
-    weigh_tile<Shape, kDim, kGroups>(next_half(tile, 0), queries, scale, limit, all_seen, sums, weights);
+    weigh_tile<Shape, kDim, kGroups>(next_half(tile, 0), queries, scale, hidden(tile), sums, weights);
     add_values<Shape, kDim, kGroups>(next_half(tile, 1), weights, sums);
   }
   wait_for_copies<0>();
@@ -290,8 +339,8 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const int (&seen)[
 /// `target(column)` is where it goes, null for a column that is none. Called by the whole block; all copies have arrived.
 template <class Shape, int kDim, int kGroups, class Target>
 __device__ void store_partial(const WarpSums<kDim, kGroups>& sums, int columns, Target target) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32U);
+  const int warp = static_cast<int>(threadIdx.x / 32U);
   auto* const largest = reinterpret_cast<float*>(block_memory() + Shape::kTableBytes);
   float* const sum = largest + kAttendWarps * Shape::kColumns;
   auto* const values = reinterpret_cast<float*>(block_memory() + Shape::kTiles);
@@ -310,27 +359,31 @@ __device__ void store_partial(const WarpSums<kDim, kGroups>& sums, int columns, 
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < columns * (kDim / 2); i += kAttendThreads) {
-    const int column = i / (kDim / 2);
-    const int pair = i % (kDim / 2);
+  for (int i = static_cast<int>(threadIdx.x); i < columns * (kDim / 4); i += kAttendThreads) {
+    const int column = i / (kDim / 4);
+    const int four = i % (kDim / 4);
     float* const to = target(column);
     if (to == nullptr) continue;
     float top = lowest();
 #pragma unroll
     for (int w = 0; w < kAttendWarps; ++w) top = fmaxf(top, largest[w * Shape::kColumns + column]);
-    float2 value = {0.0F, 0.0F};
+    float4 value = {0.0F, 0.0F, 0.0F, 0.0F};
     float total = 0.0F;
 #pragma unroll
     for (int w = 0; w < kAttendWarps; ++w) {
       const int at = w * Shape::kColumns + column;
       const float factor = top == lowest() ? 0.0F : power_of_two(largest[at] - top);
-      const float2 part = *reinterpret_cast<const float2*>(values + at * Shape::kJoinStride + 2 * pair);
+      const float4 part = *reinterpret_cast<const float4*>(values + at * Shape::kJoinStride + 4 * four);
       value.x += factor * part.x;
       value.y += factor * part.y;
+      value.z += factor * part.z;
+      value.w += factor * part.w;
       total += factor * sum[at];
     }
-    reinterpret_cast<float2*>(to)[pair] = value;
-    if (pair == 0) reinterpret_cast<float2*>(to)[kDim / 2] = {top, total};
+    auto* const pairs = reinterpret_cast<float2*>(to);  // partial results lie at multiples of eight bytes
+    pairs[2 * four] = {value.x, value.y};
+    pairs[2 * four + 1] = {value.z, value.w};
+    if (four == 0) pairs[kDim / 2] = {top, total};
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 /// A list's pages: keys [64, dim], then values [64, dim], bf16.
 struct PageRows {
-  static constexpr bool kTilesAreContiguous = true;
+  static constexpr int kRun = kTileTokens;
   std::byte* list;
   int first;  ///< token of row 0
   int row_bytes;
@@ -99,19 +99,19 @@ __global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 2 : 1) full_atte
                                         static_cast<std::size_t>(column - r * layout.group)) *
                                        kDim);
   });
+  wait_for_copies<0>();
   __syncthreads();  // the block sees its queries and the tokens it wrote
-  int limit[kGroups][2];
+  HiddenBehind<kGroups> hidden;
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int column = n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i;
-      limit[n][i] = column < layout.group ? seen[0] : (pass.shared_rows == 2 && column < 2 * layout.group ? seen[1] : count);
+      hidden.limit[n][i] = column < layout.group ? seen[0] : (pass.shared_rows == 2 && column < 2 * layout.group ? seen[1] : count);
     }
   }
   WarpSums<kDim, kGroups> sums;
-  const float scale = kLog2e * rsqrtf(static_cast<float>(kDim));
-  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, count, limit, scale, sums);
+  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, count, hidden, pass.queries.bf16, sums);
   store_partial<Shape, kDim, kGroups>(sums, pass.shared_rows * layout.group, [&](int column) -> float* {
     const int r = column / layout.group;
     return seen[r] > 0 ? pass.partial(first_row + r, kv_head, split, column - r * layout.group) : nullptr;

@@ -10,17 +10,27 @@
 
 namespace dualdecoder::cuda {
 
-/// Which of a row list's partial results were written: three runs, [first, end) each.
+/// Which of a row list's partial results were written: four runs, [first, end) each.
 struct LiveParts {
-  int first[3];
-  int end[3];
+  static constexpr int kRuns = 4;
+  int first[kRuns];
+  int end[kRuns];
 
-  __device__ int count() const { return end[0] - first[0] + end[1] - first[1] + end[2] - first[2]; }
+  __device__ int count() const {
+    int sum = 0;
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) sum += end[run] - first[run];
+    return sum;
+  }
   __device__ int at(int i) const {
-    const int in_first = end[0] - first[0];
-    const int in_two = in_first + end[1] - first[1];
-    if (i < in_first) return first[0] + i;
-    return i < in_two ? first[1] + i - in_first : first[2] + i - in_two;
+    int shift = first[0];
+    int before = 0;
+#pragma unroll
+    for (int run = 1; run < kRuns; ++run) {
+      before += end[run - 1] - first[run - 1];
+      if (i >= before) shift = first[run] - before;
+    }
+    return i + shift;
   }
 };
 
@@ -35,22 +45,21 @@ inline constexpr int kJoinFloats = 64 * kPairs + 2;
 /// before writes, which let this one begin when all others had ended. Every warp joins
 /// each so many-th of them, with dims 2l, 2l + 1, 2l + 64, .. in lane l: kPairs pairs, of which those behind `dim` are none.
 template <int kPairs, class Plan>
-__global__ void join_partials(const float* partials, int parts, int kv_heads, int group, int dim, Plan plan, RowsOut out) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+__global__ void join_partials(const float* partials, int parts, int dim, Plan plan, RowsOut out) {
+  const int lane = static_cast<int>(threadIdx.x % 32U);
+  const int warp = static_cast<int>(threadIdx.x / 32U);
   const int warps = static_cast<int>(blockDim.x) / 32;
-  const int head = static_cast<int>(blockIdx.x) % (kv_heads * group);
-  const int row = static_cast<int>(blockIdx.x) / (kv_heads * group);
-  const LiveParts live = plan(row, head / group);
+  const int head = static_cast<int>(blockIdx.x);  // of the group
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int row = static_cast<int>(blockIdx.z);
+  const LiveParts live = plan(row, kv_head);
   const int count = live.count();
   // partial results of this head: [parts, group, dim + 2]
   const std::size_t stride = static_cast<std::size_t>(dim + 2);
-  const float* const own =
-      partials + ((static_cast<std::size_t>(row) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(head / group)) *
-                      static_cast<std::size_t>(parts) * static_cast<std::size_t>(group) +
-                  static_cast<std::size_t>(head % group)) *
-                     stride;
-  const std::size_t part_stride = stride * static_cast<std::size_t>(group);
+  const std::size_t list = static_cast<std::size_t>(row) * gridDim.y + static_cast<std::size_t>(kv_head);
+  const std::size_t group = gridDim.x;
+  const float* const own = partials + (list * static_cast<std::size_t>(parts) * group + static_cast<std::size_t>(head)) * stride;
+  const std::size_t part_stride = stride * group;
   wait_for_earlier_kernels();
   float top = lowest();
   float total = 0.0F;
@@ -110,7 +119,7 @@ __global__ void join_partials(const float* partials, int parts, int kv_heads, in
     total += factor * of_warp[64 * kPairs + 1];
   }
   const float joined = total == 0.0F ? 0.0F : sum / total;
-  const std::size_t at = static_cast<std::size_t>(blockIdx.x) * static_cast<std::size_t>(dim) + static_cast<std::size_t>(d);
+  const std::size_t at = (list * group + static_cast<std::size_t>(head)) * static_cast<std::size_t>(dim) + static_cast<std::size_t>(d);
   if (out.bf16) {
     static_cast<__nv_bfloat16*>(out.data)[at] = __float2bfloat16_rn(joined);
   } else {
@@ -122,9 +131,10 @@ template <int kPairs, class Plan>
 void launch_join_of(const float* partials, int parts, int rows, int kv_heads, int group, int dim, const Plan& plan, RowsOut out,
                     cudaStream_t stream) {
   const int warps = parts > 8 * kJoinBatch ? 16 : 8;
-  check(launch_overlapped(join_partials<kPairs, Plan>, dim3(static_cast<unsigned>(rows * kv_heads * group)),
+  check(launch_overlapped(join_partials<kPairs, Plan>,
+                          dim3(static_cast<unsigned>(group), static_cast<unsigned>(kv_heads), static_cast<unsigned>(rows)),
                           dim3(static_cast<unsigned>(warps * 32)), static_cast<std::size_t>(warps * kJoinFloats<kPairs>) * sizeof(float),
-                          stream, partials, parts, kv_heads, group, dim, plan, out),
+                          stream, partials, parts, dim, plan, out),
         "join_partials");
 }
 

@@ -15,7 +15,7 @@
 namespace dualdecoder::cuda {
 namespace {
 
-constexpr int kHalves = 3;                    // as in attend.cu
+constexpr int kHalves = 3;
 constexpr int kPartChunks = kPartTokens / 4;  // at most
 
 /// Chunks that a row attends to, in this order.
@@ -70,7 +70,7 @@ struct Pass {
 
 /// Chunks of a part, wherever they lie: shared memory holds where their keys begin.
 struct ChunkRows {
-  static constexpr bool kTilesAreContiguous = false;
+  static constexpr int kRun = 4;  // the least of a chunk
   const std::byte* const* keys;
   int shift;  ///< log2 of the chunk's tokens
   std::uint32_t row_bytes;
@@ -152,18 +152,19 @@ __global__ void __launch_bounds__(kAttendThreads, kDim > 128 ? 1 : 3) attend_ker
   stage_queries<Shape, kDim>(pass.queries, [=](int column) {
     return column < group ? static_cast<std::ptrdiff_t>(first_query) + column * kDim : static_cast<std::ptrdiff_t>(-1);
   });
+  wait_for_copies<0>();
   __syncthreads();  // the block sees its table, its queries and the tokens it wrote
   // the last chunk of the window, which comes last and has its place in the table, may be unfinished
   const int open = holds_end ? (chunks.window_first + chunks.window) * store.chunk - chunks.end : 0;
   const int tokens = present_count * store.chunk - open;
   const auto target = [&](int column) { return pass.partial(row, kv_head, part, column); };
   if (tokens == 0) return store_empty_partial(kDim, group, target);
-  const ChunkRows rows{.keys = keys, .shift = __ffs(store.chunk) - 1, .row_bytes = kDim * 2, .value_offset = store.load_offset};
-  int seen[kGroups][2];
+  const ChunkRows rows{.keys = keys, .shift = store.chunk_shift(), .row_bytes = kDim * 2, .value_offset = store.load_offset};
+  HiddenBehind<kGroups> hidden;
 #pragma unroll
-  for (int n = 0; n < kGroups; ++n) seen[n][0] = seen[n][1] = tokens;
+  for (int n = 0; n < kGroups; ++n) hidden.limit[n][0] = hidden.limit[n][1] = tokens;
   WarpSums<kDim, kGroups> sums;
-  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, tokens, seen, kLog2e * rsqrtf(static_cast<float>(kDim)), sums);
+  attend_to_tokens<Shape, kDim, kGroups, kHalves>(rows, tokens, hidden, pass.queries.bf16, sums);
   store_partial<Shape, kDim, kGroups>(sums, group, target);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,6 +24,7 @@ inline constexpr int kSplitChunks = 1024;  ///< chunks that one block sums up; a
 inline constexpr int kSplitTiles = kSplitChunks / kTileChunks;
 inline constexpr int kScoreChunks = 512;  ///< chunks that one block scores; a split is a multiple
 inline constexpr int kPartTokens = 256;   ///< exact tokens that one block attends to
+inline constexpr int kOwnTokens = 512;    ///< of those that the second row may attend to alone, as a few of them are to be expected
 
 /// What a store counted; the order is that of StoreStatistics.
 enum class Counter : int {
@@ -106,8 +108,14 @@ struct StoreLayout {
   }
   /// Parts of kPartTokens that sinks and window take.
   DUALDECODER_HOST_DEVICE int near_parts() const { return ((sink_chunks + window_chunks) * chunk + kPartTokens - 1) / kPartTokens; }
-  /// Partial results of a row list: of the selected chunks, of sinks and window, of the tail.
-  DUALDECODER_HOST_DEVICE int partial_count() const { return parts + near_parts() + splits; }
+  /// Rows of a sequence that one block serves.
+  DUALDECODER_HOST_DEVICE int rows_together() const { return rows_per_sequence * group <= 16 ? rows_per_sequence : 1; }
+  /// Parts of kOwnTokens that the chunks of a second row take.
+  DUALDECODER_HOST_DEVICE int own_parts() const { return rows_together() == 2 ? (selected * chunk + kOwnTokens - 1) / kOwnTokens : 0; }
+  /// Parts of what a row list attends to exactly: the chunks of the first row, those that the second row has for itself, sinks and window.
+  DUALDECODER_HOST_DEVICE int exact_parts() const { return parts + own_parts() + near_parts(); }
+  /// Partial results of a row list: of these parts, then of the tail.
+  DUALDECODER_HOST_DEVICE int partial_count() const { return exact_parts() + splits; }
   DUALDECODER_HOST_DEVICE int rows() const { return max_sequences * rows_per_sequence; }
   DUALDECODER_HOST_DEVICE std::size_t row_lists() const { return row_list(rows(), 0); }
   DUALDECODER_HOST_DEVICE std::size_t work_lists() const { return (one_layer ? 1 : 2) * row_lists(); }
@@ -137,12 +145,16 @@ struct StoreLayout {
   /// First chunk that can be chosen, and one behind the last: the window of `length` committed tokens begins there.
   DUALDECODER_HOST_DEVICE int range_begin() const { return sink_chunks; }
   DUALDECODER_HOST_DEVICE int range_end(int length) const {
-#if defined(__CUDA_ARCH__)
-    const int end = (length - local_tokens) >> (31 - __clz(chunk));  // a power of two, and divisions take long
-#else
-    const int end = (length - local_tokens) / chunk;
-#endif
+    const int end = (length - local_tokens) >> chunk_shift();
     return end > sink_chunks ? end : sink_chunks;
+  }
+  /// Log2 of the chunk's tokens: kernels that live a few microseconds do not divide.
+  DUALDECODER_HOST_DEVICE int chunk_shift() const {
+#if defined(__CUDA_ARCH__)
+    return __ffs(chunk) - 1;
+#else
+    return std::countr_zero(static_cast<unsigned>(chunk));
+#endif
   }
   /// Tokens of sinks and window that precede `end`; the window of `length` committed tokens begins behind the choosable chunks.
   DUALDECODER_HOST_DEVICE int near_tokens(int end, int length) const {
