@@ -41,10 +41,6 @@ FullLayout layout_of(const StoreOptions& options) {
   return layout;
 }
 
-void clear(int* count, std::size_t counts, StreamRef stream) {
-  check(cudaMemsetAsync(count, 0, counts * sizeof(int), stream.get()), "cudaMemsetAsync");
-}
-
 }  // namespace
 
 void FullStore::carve(FullLayout& layout, int*& lengths, Carver& carver) {
@@ -107,17 +103,17 @@ void FullStore::seal(int slot, StreamRef stream) {
 
 void FullStore::select(Layer, const StepView& view, ConstTensor, const Selection& by_row, StreamRef stream) {
   const DeviceGuard guard(resources_.ordinal);
-  clear(by_row.count, by_row.list(view.rows(), 0), stream);
+  clear_counts(by_row.count, by_row.list(view.rows(), 0), stream.get());
 }
 
 void FullStore::resolve_needed(Layer, const StepView&, const Selection&, const TransferList& urgent, StreamRef stream) {
   const DeviceGuard guard(resources_.ordinal);
-  clear(urgent.count, 1, stream);
+  clear_counts(urgent.count, 1, stream.get());
 }
 
 Layer FullStore::resolve_predicted(Layer layer, const StepView&, const Prediction&, const TransferList& prefetch, StreamRef stream) {
   const DeviceGuard guard(resources_.ordinal);
-  clear(prefetch.count, 1, stream);
+  clear_counts(prefetch.count, 1, stream.get());
   return layer;
 }
 
@@ -132,7 +128,7 @@ void FullStore::attend(Layer layer, const StepView& view, const RowBlock& rows, 
 
 void FullStore::commit(const StepView& view, const TransferList& write_back, StreamRef stream) {
   const DeviceGuard guard(resources_.ordinal);
-  clear(write_back.count, 1, stream);
+  clear_counts(write_back.count, 1, stream.get());
   count_committed(lengths_, view, stream.get());
 }
 

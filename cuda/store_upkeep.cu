@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cuda/check.hpp"
+#include "cuda/launch.hpp"
 
 namespace dualdecoder::cuda {
 namespace {
@@ -15,6 +16,13 @@ constexpr int kThreads = 256;
 template <class T>
 __global__ void set_value(T* table, int slot, T value) {
   table[slot] = value;
+}
+
+__global__ void clear_kernel(int* counts, std::size_t size) {
+  wait_for_earlier_kernels();
+  let_next_kernel_begin();
+  const std::size_t at = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
+  if (at < size) counts[at] = 0;
 }
 
 /// A block for each slot list of a storage slot.
@@ -68,6 +76,12 @@ void set_bytes(void* memory, int byte, std::size_t bytes, cudaStream_t stream) {
 }
 
 }  // namespace
+
+void clear_counts(int* counts, std::size_t size, cudaStream_t stream) {
+  if (size == 0) return;
+  const auto blocks = static_cast<unsigned>((size + kThreads - 1) / kThreads);
+  check(launch_overlapped(clear_kernel, dim3(blocks), dim3(kThreads), 0, stream, counts, size), "clear_counts");
+}
 
 void set_entry(int* table, int slot, int value, cudaStream_t stream) {
   set_value<<<1, 1, 0, stream>>>(table, slot, value);

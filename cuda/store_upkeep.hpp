@@ -24,6 +24,9 @@ void forget_chunks(const StoreLayout& layout, int slot, int first_chunk, cudaStr
 /// Brings back from the host tier what the window of `tokens` tokens needs of whole chunks that lay before the window of `before` tokens.
 void restore_window(const StoreLayout& layout, int slot, int tokens, int before, cudaStream_t stream);
 
+/// Sets counts to zero in a kernel that overlaps with its neighbours, which a memset in a recorded step does not.
+void clear_counts(int* counts, std::size_t size, cudaStream_t stream);
+
 /// lengths[slot] = committed tokens after the pass, for every place whose row 0 is live.
 void count_committed(int* lengths, const StepView& view, cudaStream_t stream);
 
