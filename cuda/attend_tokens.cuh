@@ -261,7 +261,7 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const Hidden& hidd
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
   const unsigned lane = threadIdx.x % 32U;
   const auto bring_whole = [&](int tile, std::uint32_t to, std::uint32_t offset) {
-    if constexpr (32 % kPieces == 0) {  // a copy of all lanes is some whole rows
+    if constexpr (32 % kPieces == 0 && Rows::kRun * static_cast<int>(kPieces) >= 32) {  // a copy of all lanes is some whole rows
       constexpr int kRowsEach = static_cast<int>(32 / kPieces);
       const std::uint32_t own = to + lane / kPieces * static_cast<unsigned>(Shape::kStride) + lane % kPieces * 16U;
 #pragma unroll

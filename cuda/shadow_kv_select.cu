@@ -69,14 +69,16 @@ __global__ void __launch_bounds__(kAttendThreads)
     }
     commit_copies();
   };
-#pragma unroll
-  for (int h = 0; h < kAhead; ++h) bring(warp + h * kAttendWarps, h);
   stage_queries<Shape, kDim>(queries, [=](int column) {
     const std::size_t head = row_list * static_cast<std::size_t>(group) + static_cast<std::size_t>(column);
     return column < group ? static_cast<std::ptrdiff_t>(head * kDim) : static_cast<std::ptrdiff_t>(-1);
   });
+#pragma unroll
+  for (int h = 0; h < kAhead; ++h) bring(warp + h * kAttendWarps, h);
+  wait_for_copies<kAhead>();
   __syncthreads();
   Queries<Shape, kDim, kGroups> held;
+  held.whole = queries.bf16;
   held.keep();
   const std::uint32_t* const marks = layout.outlier_bits_of(list);
   float* const scores = layout.scores + row_list * static_cast<std::size_t>(group) * static_cast<std::size_t>(store.max_chunks);
@@ -91,25 +93,9 @@ __global__ void __launch_bounds__(kAttendThreads)
     stage = stage == kStages - 1 ? 0 : stage + 1;
     const int chunk = first + tile * kTileChunks + lane / 4;  // the lane's first; the other is 8 behind it
     const std::uint32_t marked = marks[chunk / 32] >> (chunk % 32);
-    float products[kGroups][4] = {};
-    float low_products[kGroups][4] = {};  // of the queries' lower parts
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-      std::uint32_t means[4];
-      load_matrices(means, landmark_row + static_cast<std::uint32_t>(k * 32));
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        std::uint32_t query[4];
-        if constexpr (Shape::kQueriesInRegisters) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) query[i] = held.kept[k][n][i];
-        } else {
-          held.load(query, k, n);
-        }
-        multiply_add(products[n], means, query[0], query[1]);
-        multiply_add(low_products[n], means, query[2], query[3]);
-      }
-    }
+    float products[2][kGroups][4] = {};
+    multiply_keys<Shape, kDim, kGroups, Shape::kQueriesInRegisters>(landmark_row, held, 0, products);
+    if (!held.whole) multiply_keys<Shape, kDim, kGroups, false>(landmark_row, held, 1, products);
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
@@ -117,7 +103,7 @@ __global__ void __launch_bounds__(kAttendThreads)
         const int at = chunk + i / 2 * 8;
         const int column = n * 8 + lane % 4 * 2 + i % 2;
         const bool counts = (marked >> (i / 2 * 8) & 1U) == 0 && at < first + count;
-        const float score = counts ? (products[n][i] + low_products[n][i]) * scale : lowest();
+        const float score = counts ? (products[0][n][i] + products[1][n][i]) * scale : lowest();
         if (column < group && at < first + count)
           scores[static_cast<std::size_t>(column) * static_cast<std::size_t>(store.max_chunks) + at] = score;
         softmax[n][i % 2].add(score, counts ? 1.0F : 0.0F);
