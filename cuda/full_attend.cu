@@ -66,6 +66,7 @@ struct Pass {
 template <int kDim, int kGroups, int kHalves>
 __global__ void __launch_bounds__(kAttendThreads, kDim <= 128 ? 2 : 1) full_attend_kernel(const __grid_constant__ Pass pass) {
   using Shape = AttendShape<kDim, kGroups, kHalves>;
+  wait_for_earlier_kernels();
   let_next_kernel_begin();  // the join, whose blocks find room only when all of this kernel have
   const FullLayout& layout = pass.layout;
   const StepView& view = pass.view;
@@ -136,13 +137,9 @@ void launch(const Pass& pass, cudaStream_t stream) {
   constexpr int kBytes = AttendShape<kDim, kGroups, kHalves>::kBytes;
   const auto kernel = full_attend_kernel<kDim, kGroups, kHalves>;
   allow_shared_memory(kernel, kBytes, "attend_full: shared memory of a block for this head_dim");
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(pass.layout.splits), static_cast<unsigned>(pass.layout.kv_heads),
-                        static_cast<unsigned>(pass.view.rows() / pass.shared_rows));
-  config.blockDim = dim3(kAttendThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, kernel, pass), "attend_full");
+  const dim3 grid(static_cast<unsigned>(pass.layout.splits), static_cast<unsigned>(pass.layout.kv_heads),
+                  static_cast<unsigned>(pass.view.rows() / pass.shared_rows));
+  check(launch_overlapped(kernel, grid, dim3(kAttendThreads), kBytes, stream, pass), "attend_full");
 }
 
 /// With room for six halves two and a half tiles of every warp are on their way while it works; small devices have room for four.
