@@ -111,7 +111,7 @@ Setting setting_named(const std::string& name, int vocabulary) {
     if (policy.name != name.substr(0, blank) || !runs_anywhere(policy)) continue;
     return {name, with_setting(options_of(policy, {}), name.substr(std::min(blank + 1, name.size())), vocabulary)};
   }
-  SessionOptions options;
+  SessionOptions options = options_of(find_policy("dualdecoder"), {});
   std::vector<std::string> fields;
   std::istringstream in(name);
   for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
@@ -135,7 +135,7 @@ std::vector<Setting> decode_settings() {
   SessionOptions full;
   full.store = StoreKind::full;
   full.predictor = PredictorKind::none;
-  SessionOptions resident;
+  SessionOptions resident = options_of(find_policy("dualdecoder"), {});
   resident.budget_tokens = 256;
   resident.predictor = PredictorKind::none;
   SessionOptions fine = resident;
@@ -160,7 +160,7 @@ std::vector<Setting> decode_settings() {
 }
 
 std::vector<Setting> prediction_settings(int vocabulary) {
-  SessionOptions base;
+  SessionOptions base = options_of(find_policy("dualdecoder"), {});
   base.budget_tokens = 256;
   base.resync = Resync::always;
   SessionOptions published = base;
@@ -189,7 +189,7 @@ std::vector<Setting> prediction_settings(int vocabulary) {
 std::vector<Setting> fidelity_settings() {
   std::vector<Setting> settings;
   for (int chunk : {8, 4}) {
-    SessionOptions base;
+    SessionOptions base = options_of(find_policy("dualdecoder"), {});
     base.chunk_tokens = chunk;
     base.budget_tokens = 256;
     base.resync = Resync::always;

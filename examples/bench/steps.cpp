@@ -64,7 +64,7 @@ struct Row {
 
 /// What a row's name may end with: how a store, a predictor and a miss policy do.
 std::map<std::string, StepSetting, std::less<>> variants_of(const Options& options) {
-  SessionOptions base;
+  SessionOptions base = options_of(find_policy("dualdecoder"), {});
   base.chunk_tokens = options.chunk;
   base.budget_tokens = options.budget;
   base.slots_per_budget = options.slots;
@@ -272,7 +272,7 @@ int run_rows(const Options& options) {
 int prefill(const Options& options) {
   const CountedBackend counted({.device = options.device, .threads = options.threads});
   const auto weights = make_synthetic_weights(shape_named(options.shape), 1, *counted.backend(), {.threads = options.threads});
-  SessionOptions session;
+  SessionOptions session = options_of(find_policy("dualdecoder"), {});
   session.chunk_tokens = options.chunk;
   session.budget_tokens = options.budget;
   session.slots_per_budget = options.slots;
@@ -316,7 +316,7 @@ int record(const Options& options) {
     throw InvalidArgument(options.text + ": holds " + std::to_string(tokens.size()) + " tokens, fewer than --context");
   }
   tokens.resize(static_cast<std::size_t>(options.context));
-  SessionOptions session;
+  SessionOptions session = options_of(find_policy("dualdecoder"), {});
   session.chunk_tokens = options.chunk;
   session.budget_tokens = options.budget;
   session.slots_per_budget = options.slots;

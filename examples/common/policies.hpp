@@ -53,7 +53,6 @@ struct Pages {
 };
 /// Pages that stay on the device while there is room, needed ones waited for, the rest dropped.
 inline void apply_pages(SessionOptions& options, PredictorKind predictor, const Pages& pages) {
-  options.store = StoreKind::resident;
   options.predictor = predictor;
   options.miss_policy = MissPolicy::wait;
   options.chunk_tokens = pages.page;
@@ -81,7 +80,7 @@ inline std::span<const Policy> policies() {
        .source = "this library's defaults",
        .differs = "selects however short the context is",
        .budget = [](int) { return SessionOptions{}.budget_tokens; },
-       .apply = [](SessionOptions& o) { o.store = StoreKind::resident; }},
+       .apply = [](SessionOptions&) {}},
       {.name = "dualdecoder-published",
        .source = "arXiv 2607.26475: two layer buffers, row 1 attends to row 0's chunks, a wrong guess is not mended; chunk, budget and "
                  "window of ShadowKV, on whose code it is built",
@@ -184,6 +183,7 @@ inline const Policy& find_policy(std::string_view name) {
 /// prefill block, and the budget, for which 0 means the source's.
 inline SessionOptions options_of(const Policy& policy, const SessionOptions& base) {
   SessionOptions options;
+  options.store = StoreKind::resident;  // a policy is measured as itself, however short the context
   options.max_context = base.max_context;
   options.max_sequences = base.max_sequences;
   options.kv_type = base.kv_type;

@@ -24,7 +24,7 @@ struct GenerateOptions {
   bool ignore_end = false;
   SamplingOptions sampling;
 
-  SessionOptions session{.store = StoreKind::automatic};
+  SessionOptions session;
   bool oracle = false;  ///< the predictor replays replay_selection
   std::filesystem::path record_selection;
   std::filesystem::path replay_selection;

@@ -29,7 +29,7 @@ namespace dualdecoder {
 class DecodeSession {
  public:
   /// Throws InvalidArgument naming the option, OutOfMemory. Nothing is allocated later but by prefills and the first step(). `options` does
-  /// not choose the predictor here; StoreKind::automatic is resident.
+  /// not choose the predictor; StoreKind::automatic is resident here.
   DecodeSession(std::shared_ptr<Backend> backend, std::shared_ptr<const ModelWeights> weights, const SessionOptions& options,
                 std::unique_ptr<RetrievalPredictor> predictor);
   DecodeSession(DecodeSession&&) = default;

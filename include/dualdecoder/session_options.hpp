@@ -38,7 +38,7 @@ struct SessionOptions {
   bool tail_estimate = true;
   bool calibrate_tail = true;
   float bias_scale = 1.0F;
-  StoreKind store = StoreKind::resident;  ///< automatic: see choose_store
+  StoreKind store = StoreKind::automatic;  ///< automatic: what choose_store finds fastest
   ShadowKvOptions shadow_kv{};
   SpeCacheOptions specache{};
   float slots_per_budget = 4.0F;

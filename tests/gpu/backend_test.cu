@@ -397,6 +397,7 @@ void test_failing_allocations() {
   const auto backend = make_cuda_backend(options);
   const auto weights = make_synthetic_weights(small_config(), 3, *backend);
   SessionOptions session_options;
+  session_options.store = StoreKind::resident;
   session_options.max_context = 1024;
   session_options.budget_tokens = 128;
   const std::vector<Token> prompt(300, 17);

@@ -72,6 +72,7 @@ void test_refused_machines() {
 
 SessionOptions small_options() {
   SessionOptions options;
+  options.store = StoreKind::resident;
   options.max_context = 1024;
   options.budget_tokens = 128;
   return options;

@@ -102,6 +102,7 @@ std::vector<float> logits_of(const Model& model, SessionOptions options, const s
 void check_invariants(const Model& model, const std::vector<Token>& prompt) {
   constexpr int kCount = 40;
   SessionOptions base;
+  base.store = StoreKind::resident;
   base.budget_tokens = 256;
   base.resync = Resync::always;
   base.slots_per_budget = 2.0F;

@@ -41,6 +41,7 @@ ModelConfig small_model() {
 
 SessionOptions small_options(MissPolicy policy) {
   SessionOptions options;
+  options.store = StoreKind::resident;
   options.max_context = 1024;
   options.budget_tokens = 64;
   options.chunk_tokens = 8;

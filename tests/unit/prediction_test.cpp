@@ -61,6 +61,7 @@ TEST_CASE("The front runner predicts better than the published dual row, and tha
   auto weights = load_weights(path, *backend);
 
   SessionOptions options;
+  options.store = StoreKind::resident;
   options.predictor = PredictorKind::front_runner;
   options.resync = Resync::always;
   const Run front = predict_with(backend, weights, prompt, options);

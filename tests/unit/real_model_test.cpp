@@ -54,6 +54,7 @@ std::vector<Token> prompt() {
 
 SessionOptions sparse_options() {
   SessionOptions options;
+  options.store = StoreKind::resident;
   options.max_context = 1024;
   options.budget_tokens = 128;
   options.local_tokens = 64;

@@ -53,6 +53,7 @@ inline AddOptions tokens_wanted(int count) {
 /// A budget far below the context, so that every policy has something to decide.
 inline SessionOptions tiny_options() {
   SessionOptions options;
+  options.store = StoreKind::resident;
   options.max_context = 512;
   options.budget_tokens = 48;
   options.chunk_tokens = 4;

@@ -23,7 +23,8 @@ int main() {
   config.vocabulary = 512;
   config.context = 512;
   const auto weights = dualdecoder::make_synthetic_weights(config, 7, *backend);
-  auto session = dualdecoder::make_session(backend, weights, {.max_context = 256, .budget_tokens = 64});
+  auto session =
+      dualdecoder::make_session(backend, weights, {.max_context = 256, .budget_tokens = 64, .store = dualdecoder::StoreKind::resident});
   const std::vector<dualdecoder::Token> prompt(100, 3);
   session.add(prompt, {.max_new_tokens = 8});
   int tokens = 0;
