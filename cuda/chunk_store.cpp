@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 #include "cuda/check.hpp"
+#include "cuda/prefetch_bound.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/store_upkeep.hpp"
 #include "dualdecoder/error.hpp"
@@ -19,13 +19,6 @@ using cpu::ChunkGeometry;
 using cpu::index;
 
 constexpr std::size_t kCounters = static_cast<std::size_t>(Counter::count);
-
-/// Bound on the loads of one layer in a step; less than a chunk is still a bound.
-int prefetch_bound(const StoreOptions& options, std::size_t chunk_bytes) {
-  if (options.prefetch_bytes_per_step == 0) return 0;
-  const std::size_t chunks = options.prefetch_bytes_per_step / index(options.layers) / chunk_bytes;
-  return static_cast<int>(std::clamp<std::size_t>(chunks, 1, std::numeric_limits<int>::max()));
-}
 
 /// Shapes and policies; the arrays are still to be placed.
 StoreLayout layout_of(const StoreOptions& options) {

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 #include "cuda/check.hpp"
+#include "cuda/prefetch_bound.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/store_upkeep.hpp"
 #include "dualdecoder/error.hpp"
@@ -29,13 +29,6 @@ constexpr int kFactoredTokens = 4096;  // that are turned back and multiplied at
 /// Beside the whole chunks of the local window: the unfinished one, the guess's, and one whose values may still be on their way to the
 /// host.
 constexpr int kWindowSpare = 3;
-
-/// Bound on the loads of one layer in a step; less than a chunk is still a bound.
-int prefetch_bound(const StoreOptions& options, std::size_t loaded_bytes) {
-  if (options.prefetch_bytes_per_step == 0) return 0;
-  const std::size_t chunks = options.prefetch_bytes_per_step / index(options.layers) / loaded_bytes;
-  return static_cast<int>(std::clamp<std::size_t>(chunks, 1, std::numeric_limits<int>::max()));
-}
 
 /// Shapes and policies; the arrays are still to be placed.
 ShadowLayout layout_of(const StoreOptions& options) {
