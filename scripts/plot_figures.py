@@ -6,10 +6,10 @@
     python scripts/plot_figures.py [docs/results [docs/figures]]
 
 paper-prediction.svg: prediction of chunks beside that of tokens, and what the first guess is worth (cpu-prediction.jsonl,
-h200-prediction.jsonl). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl, h200-throughput.jsonl).
+h200-prediction.jsonl). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl).
 paper-serving.svg: requests that end within a limit (serving.jsonl). paper-dual-row.svg: attention of two rows (h200-dual-row.jsonl).
 paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl). paper-gather.svg: ways of gathering (h200-gather.jsonl).
-paper-ablations.svg: what each part is worth in speed and in fidelity (h200-throughput.jsonl, h200-prediction.jsonl).
+paper-ablations.svg: what each part is worth in speed and in fidelity (h200-decode.jsonl, h200-prediction.jsonl).
 A figure whose rows are not there is left out. Of rows with the same name the last counts.
 """
 import json
@@ -76,7 +76,7 @@ def bars(axis, groups, series):
     for i, (label, colour, values) in enumerate(series):
         at = [g + (i - (len(series) - 1) / 2) * width for g, v in enumerate(values) if v is not None]
         found = axis.bar(at, [v for v in values if v is not None], width, label=label, color=colour)
-        axis.bar_label(found, fmt=lambda v: f"{v:.3g}", fontsize=6, padding=1)
+        axis.bar_label(found, fmt=lambda v: f"{v:,.0f}" if v >= 100 else f"{v:.3g}", fontsize=6, padding=1)
     axis.set_xticks(range(len(groups)), groups)
 
 
@@ -122,24 +122,25 @@ def prediction(rows, out):
 
 
 def throughput(rows, out):
-    by_row = rows.by(lambda r: r["row"], "h200-decode.jsonl", "h200-throughput.jsonl")
+    by_row = rows.by(lambda r: r["row"], "h200-decode.jsonl")
     def largest(shape, context, suffix):
         pattern = re.compile(rf"{shape}-{context}k-b(\d+){suffix}")
         return max((row for name, row in by_row.items() if pattern.fullmatch(name)), key=lambda row: row["batch"], default=None)
+    shapes = {"1.5b": "1.5B", "coder1.5b": "Qwen2.5-Coder-1.5B", "8b": "8B", "14b": "14B", "32b": "32B"}
     policies = (("", "this library, estimate", OURS), ("-wait", "this library, wait", WAIT), ("-pingpong", "as published", PUBLISHED),
                 ("-full", "full attention in HBM", FULL))
-    groups = [(shape, context) for shape in ("1.5b", "8b", "14b", "32b") for context in (64, 128, 256) if largest(re.escape(shape), context, "")]
-    if len({shape for shape, _ in groups}) < 2:
+    groups = [(shape, context) for shape in shapes for context in (64, 120, 128, 256, 512) if largest(re.escape(shape), context, "")]
+    if not groups:
         return
     found = {suffix: [largest(re.escape(shape), context, suffix) for shape, context in groups] for suffix, _, _ in policies}
     labels = []
     for i, (shape, context) in enumerate(groups):
         batches = {rows[i]["batch"] for rows in found.values() if rows[i]}
-        labels.append(f"{shape.upper()}, {context}K\nbatch {' or '.join(str(b) for b in sorted(batches))}")
-    figure, axis = plt.subplots(figsize=(12.0, 3.6), constrained_layout=True)
+        labels.append(f"{shapes[shape]}, {context}K\nbatch {' or '.join(str(b) for b in sorted(batches))}")
+    figure, axis = plt.subplots(figsize=(2.0 + 1.5 * len(groups), 3.6), constrained_layout=True)
     bars(axis, labels, [(label, colour, [row and row["tok_s"] for row in found[suffix]]) for suffix, label, colour in policies])
     axis.set_yscale("log")
-    finish(axis, "Made-up weights, recorded choices, one H200; no bar: not measured", "tokens a second")
+    finish(axis, "One H200; shapes: made-up weights and recorded choices; model: real weights and live selection; no bar: not measured", "tokens a second")
     save(figure, out / "paper-throughput.svg")
 
 
@@ -162,6 +163,7 @@ def serving(rows, out):
                       color=FULL if full else PUBLISHED if published else WAIT if "wait" in policy else OURS)
         axis.axhline(limit, color="black", linewidth=0.8, linestyle=":")
         axis.set_yscale("log")
+        axis.set_ylim(top=5 * limit)
         axis.set_xscale("log")
         axis.set_xlabel("requests offered a second", fontsize=8)
         axis.set_xticks([x for x in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if axis.get_xlim()[0] <= x <= axis.get_xlim()[1]])
@@ -226,7 +228,7 @@ def gather(rows, out):
 
 
 def ablations(rows, out):
-    speed = rows.by(lambda r: r["row"], "h200-throughput.jsonl")
+    speed = rows.by(lambda r: r["row"], "h200-decode.jsonl")
     longest = max((r["context"] for r in rows.all("h200-prediction.jsonl")), default=0)
     fidelity = {}
     for row in rows.by(lambda r: (r["text"], r["policy"], r["context"]), "h200-prediction.jsonl").values():
@@ -235,17 +237,15 @@ def ablations(rows, out):
     if not fidelity:
         return
     figure, axes = plt.subplots(1, 2, figsize=(12.0, 4.2), constrained_layout=True)
-    names = [("", "estimate"), ("-inorder", "  loads not beside compute"), ("-wait", "wait"), ("-wait-inorder", "  loads not beside compute"),
-             ("-wait-onelane", "  no urgent lane"), ("-published", "  published predictor"), ("-resident", "  no prediction"),
-             ("-previous", "  previous step, slots 1x"), ("-pingpong", "  nothing resident, as published"),
-             ("-pingpong-inorder", "    and loads not beside compute"), ("-full", "full attention")]
-    names = [(f"8b-128k-b4{suffix}", label) for suffix, label in names if f"8b-128k-b4{suffix}" in speed]
+    names = [("", "estimate"), ("-wait", "wait"), ("-published", "  published predictor"), ("-resident", "  no prediction"),
+             ("-previous", "  previous step, slots 1x"), ("-pingpong", "  nothing resident, as published"), ("-full", "full attention")]
+    names = [(f"8b-128k-b7{suffix}", label) for suffix, label in names if f"8b-128k-b7{suffix}" in speed]
     found = axes[0].barh(range(len(names)), [speed[name]["tok_s"] for name, _ in names], color=OURS)
     axes[0].bar_label(found, fmt=lambda v: f"{v:.0f}", fontsize=7, padding=2)
     axes[0].set_yticks(range(len(names)), [label for _, label in names])
     axes[0].set_xlabel("tokens a second", fontsize=8)
     axes[0].invert_yaxis()
-    finish(axes[0], "Speed: 8B shape, 128K, batch 4, recorded choices", "", legend=False)
+    finish(axes[0], "Speed: 8B shape, 128K, batch 7, recorded choices", "", legend=False)
     texts = sorted({text for by_text in fidelity.values() for text in by_text})
     settings = list(fidelity)
     height = 0.8 / len(texts)

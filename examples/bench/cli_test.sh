@@ -103,14 +103,18 @@ case $kind in
   serve)
     # a step of one takes 10 ms, of three 20 ms, and a token comes with each
     printf '{"row":"a-b%s-full","model":"m","weights":"synthetic","context":1024,"ms_step":%s,"tokens_per_step":%s}\n' 1 10 1 3 20 3 >"$work/steps"
+    printf '{"row":"a-b3","model":"m","weights":"synthetic","context":1024,"ms_step":20,"tokens_per_step":3}\n' >>"$work/steps"
     # so rarely that each is alone: 100 tokens take a second, and all of them are in time
     expect 0 serve --steps "$work/steps" --rows 'a-b*-full' --rate 0.001 --requests 200 -n 100 --limit 1.01
     grep -Eq '"in_limit":1.0,"seconds_50":(1.0|0.9999)' "$work/out" || fail "serve: not a second: $(cat "$work/out")"
+    # below the smallest batch that was measured a step takes as long as there, and still a token comes for each
+    expect 0 serve --steps "$work/steps" --rows 'a-b*' --rate 0.001 --requests 200 -n 100 --limit 2.01
+    grep -Eq '"in_limit":1.0,"seconds_50":(2.0|1.9999)' "$work/out" || fail "serve: not two seconds: $(cat "$work/out")"
     # so often that the places are full: 300 tokens in two seconds, so 1.5 requests a second, and nearly all wait too long
     expect 0 serve --steps "$work/steps" --rows 'a-b*-full' --rate 1000 --requests 300 -n 100 --limit 10
     grep -Eq '"requests_s":1\.(49|50)' "$work/out" || fail "serve: not 1.5 a second: $(cat "$work/out")"
     grep -Eq '"in_limit":0\.0[45]' "$work/out" || fail "serve: not those of the first ten seconds: $(cat "$work/out")"
-    expect 1 serve --steps "$work/steps" --rows 'a-b*'
+    expect 1 serve --steps "$work/steps" --rows 'b-b*'
     expect 1 serve --steps "$work/steps" --rows a-b1-full
     expect 1 serve --steps "$work/none" --rows 'a-b*-full'
     echo '{"row":' >>"$work/steps"

@@ -67,7 +67,8 @@ MeasuredServer::MeasuredServer(std::map<int, Point> points, int answer_tokens) :
 
 MeasuredServer::Point MeasuredServer::point_of(int batch) const {
   const auto above = points_.lower_bound(batch);
-  if (above == points_.begin() || above->first == batch) return above->second;
+  if (above == points_.begin())
+    return {.seconds = above->second.seconds, .tokens_per_step = above->second.tokens_per_step * batch / above->first};
   const auto below = std::prev(above);
   const double share = static_cast<double>(batch - below->first) / (above->first - below->first);
   return {.seconds = std::lerp(below->second.seconds, above->second.seconds, share),

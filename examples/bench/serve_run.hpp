@@ -57,7 +57,8 @@ class SessionServer final : public Server {
   std::map<SequenceId, int> requests_;
 };
 
-/// The same from times of steps that were measured by batch, straight lines between them; prefill takes no time.
+/// The same from times of steps that were measured by batch, straight lines between them, and those of the smallest one for batches below
+/// it; prefill takes no time.
 class MeasuredServer final : public Server {
  public:
   struct Point {
