@@ -7,6 +7,7 @@
 #include "cuda/block_tools.cuh"
 #include "cuda/check.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/select.hpp"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 
@@ -22,6 +23,7 @@ constexpr float kBucketsPerNat = 64.0F;  // of log share, from 0 down
 constexpr int kStagedTiles = 2048;       // whose ranks are kept
 constexpr int kListedTiles = 1024;       // that may hold a chunk to be chosen
 constexpr int kFewCandidates = 4096;     // room for chunks that may be chosen, at least
+constexpr int kPiecesTogether = 2;       // whose sums are read before any is used
 constexpr int kFewMembers = 128;         // of the bucket where the choice ends, compared one with another
 constexpr int kMaxGroup = 16;
 static_assert(kMaxGroup <= kChooseThreads / 32, "a warp sums up a query head");
@@ -66,13 +68,27 @@ struct ChooseLists {
   }
 };
 
+/// Sum of `value` over the threads before this one. The block passes a barrier between two calls.
+__device__ int sum_before(ChooseMemory& memory, int value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += before;
+  }
+  if (lane == 31) memory.warp_sums[warp] = sum;
+  __syncthreads();
+  return static_cast<int>(__reduce_add_sync(kAllLanes, lane < warp ? static_cast<unsigned>(memory.warp_sums[lane]) : 0U)) + sum - value;
+}
+
 /// The first bucket by whose end at least `wanted` are counted, and the count before it. Clears the histogram.
 __device__ void find_bucket(ChooseMemory& memory, int wanted) {
   int4& own = reinterpret_cast<int4*>(memory.histogram)[threadIdx.x];
   const int counts[4] = {own.x, own.y, own.z, own.w};
   own = {0, 0, 0, 0};
-  int total;
-  int before = block_exclusive_sum<kChooseThreads>(counts[0] + counts[1] + counts[2] + counts[3], memory.warp_sums, total);
+  int before = sum_before(memory, counts[0] + counts[1] + counts[2] + counts[3]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (before < wanted && wanted <= before + counts[i]) {
@@ -84,13 +100,13 @@ __device__ void find_bucket(ChooseMemory& memory, int wanted) {
   __syncthreads();
 }
 
-/// Largest score of a split and its sum of exp(score - largest).
-struct SplitSum {
+/// Largest score of a piece and its sum of exp(score - largest).
+struct PieceSum {
   float largest = kLowest;
   float sum = 0.0F;
 
-  __device__ static SplitSum load(const float* largest, const float* sums, int at) { return {__ldcg(largest + at), __ldcg(sums + at)}; }
-  __device__ void add(const SplitSum& other) {
+  __device__ static PieceSum load(const float* largest, const float* sums, int at) { return {__ldcg(largest + at), __ldcg(sums + at)}; }
+  __device__ void add(const PieceSum& other) {
     if (other.largest == kLowest) return;  // none of its chunks can be chosen
     const float top = fmaxf(largest, other.largest);
     sum = sum * expf(largest - top) + other.sum * expf(other.largest - top);
@@ -98,20 +114,20 @@ struct SplitSum {
   }
 };
 
-/// log of the sum of exp(score) over the lanes' splits; called by a warp.
-__device__ float log_sum_of(const SplitSum& mine) {
-  float top = mine.largest;
-  for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+/// log of the sum of exp(score) over the lanes' pieces; called by a warp.
+__device__ float log_sum_of(const PieceSum& mine) {
+  const std::uint32_t order = __reduce_max_sync(kAllLanes, order_key(mine.largest));
+  const float top = __uint_as_float(order ^ ((order >> 31) != 0 ? 0x80000000U : 0xFFFFFFFFU));
   float sum = mine.sum * expf(mine.largest - top);
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   return top + logf(sum);
 }
 
-/// Scores of a row list as ranks.
+/// Scores of a row list as ranks; those of kHeads query heads are read before any is used.
+template <int kHeads>
 struct Ranks {
-  static constexpr int kHeads = 4;  ///< whose scores are read before any is used
-  const float* tile_max;            ///< of the first query head, columns from tile to tile
-  const std::uint16_t* levels;      ///< of the first query head, 16 of each column
+  const float* tile_max;        ///< of the first query head, columns from tile to tile
+  const std::uint16_t* levels;  ///< of the first query head, 16 of each column
   int columns;
   int group;
   const float* log_sums;
@@ -122,17 +138,32 @@ struct Ranks {
     return __fmaf_rn(static_cast<float>(level), -1.0F / kScoreLevels, __fsub_rn(top, log_sum));
   }
   __device__ void load_tops(int tile, int first_head, float (&tops)[kHeads]) const {
-    if (group % kHeads == 0) {  // then they are aligned
-      const float4 four = __ldcg(reinterpret_cast<const float4*>(tile_max + (tile * columns + first_head)));
-      tops[0] = four.x;
-      tops[1] = four.y;
-      tops[2] = four.z;
-      tops[3] = four.w;
+    const float* const from = tile_max + (tile * columns + first_head);
+    if (group % 4 == 0) {  // then they are aligned
+#pragma unroll
+      for (int h = 0; h < kHeads; h += 4) {
+        if (first_head + h >= group) break;
+        const float4 four = __ldcg(reinterpret_cast<const float4*>(from + h));
+        tops[h] = four.x;
+        tops[h + 1] = four.y;
+        tops[h + 2] = four.z;
+        tops[h + 3] = four.w;
+      }
+      return;
+    }
+    if (group % 2 == 0) {
+#pragma unroll
+      for (int h = 0; h < kHeads; h += 2) {
+        if (first_head + h >= group) break;
+        const float2 two = __ldcg(reinterpret_cast<const float2*>(from + h));
+        tops[h] = two.x;
+        tops[h + 1] = two.y;
+      }
       return;
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      if (first_head + h < group) tops[h] = top(tile, first_head + h);
+      if (first_head + h < group) tops[h] = __ldcg(from + h);
     }
   }
   __device__ float best(float so_far, const float (&tops)[kHeads], int first_head) const {
@@ -154,6 +185,7 @@ struct Ranks {
   }
   __device__ float of_chunk(int chunk) const {
     float best_rank = kLowest;
+#pragma unroll 1
     for (int head = 0; head < group; ++head) {
       const std::size_t at = static_cast<std::size_t>(chunk / kTileChunks * columns + head) * kTileChunks;
       const std::uint32_t level = __ldcg(levels + at + score_place(chunk % kTileChunks));
@@ -191,14 +223,15 @@ struct Ranks {
 /// Ranks the tiles, staged for later. `tops` holds what comes first. Where as many tiles exist as chunks are `wanted`, a chunk of
 /// a bucket behind the returned one is not chosen: each of these tiles has a chunk of its rank.
 constexpr int kTilesTogether = 2;
-__device__ int bound_buckets(ChooseMemory& memory, const Ranks& ranks, int first_tile, int last_tile, int wanted,
-                             float (&tops)[kTilesTogether][Ranks::kHeads]) {
+template <int kHeads>
+__device__ int bound_buckets(ChooseMemory& memory, const Ranks<kHeads>& ranks, int first_tile, int last_tile, int wanted,
+                             float (&tops)[kTilesTogether][kHeads]) {
   const bool bounded = wanted <= last_tile - first_tile;
   for (int base = 0; base < last_tile; base += kTilesTogether * kChooseThreads) {
     float rank[kTilesTogether];
 #pragma unroll
     for (float& of : rank) of = kLowest;
-    for (int first = 0; first < ranks.group; first += Ranks::kHeads) {
+    for (int first = 0; first < ranks.group; first += kHeads) {
 #pragma unroll
       for (int u = 0; u < kTilesTogether; ++u) {
         const int tile = base + u * kChooseThreads + static_cast<int>(threadIdx.x);
@@ -222,24 +255,37 @@ __device__ int bound_buckets(ChooseMemory& memory, const Ranks& ranks, int first
 }
 
 /// Lists the tiles that have a chunk within the bound, as far as there is room.
-__device__ void list_tiles(ChooseMemory& memory, const Ranks& ranks, int first_tile, int last_tile, int bound) {
+template <int kHeads>
+__device__ void list_tiles(ChooseMemory& memory, const Ranks<kHeads>& ranks, int first_tile, int last_tile, int bound) {
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  for (int base = first_tile / 32 * 32 + thread - lane; base < last_tile; base += kChooseThreads) {  // the same in a warp
-    const int tile = base + lane;
-    bool within = tile >= first_tile && tile < last_tile;
-    if (within) within = bucket_of(tile < kStagedTiles ? memory.tile_ranks[tile] : ranks.of_tile(tile)) <= bound;
-    const unsigned lanes = __ballot_sync(kAllLanes, static_cast<int>(within));
-    if (lanes == 0) continue;
-    int place = lane == 0 ? atomicAdd(&memory.tile_count, __popc(lanes)) : 0;
-    place = __shfl_sync(kAllLanes, place, 0) + __popc(lanes & ((1U << lane) - 1U));
-    if (within && place < kListedTiles) memory.tiles[place] = tile;
+  for (int base = 0; base + thread - lane < last_tile; base += kTilesTogether * kChooseThreads) {  // the same in a warp
+    unsigned lanes[kTilesTogether];
+    int count = 0;
+#pragma unroll
+    for (int u = 0; u < kTilesTogether; ++u) {
+      const int tile = base + u * kChooseThreads + thread;
+      bool within = tile >= first_tile && tile < last_tile;
+      if (within) within = bucket_of(tile < kStagedTiles ? memory.tile_ranks[tile] : ranks.of_tile(tile)) <= bound;
+      lanes[u] = __ballot_sync(kAllLanes, static_cast<int>(within));
+      count += __popc(lanes[u]);
+    }
+    if (count == 0) continue;
+    int place = lane == 0 ? atomicAdd(&memory.tile_count, count) : 0;
+    place = __shfl_sync(kAllLanes, place, 0);
+#pragma unroll
+    for (int u = 0; u < kTilesTogether; ++u) {
+      const int mine = place + __popc(lanes[u] & ((1U << lane) - 1U));
+      if ((lanes[u] >> lane & 1U) != 0 && mine < kListedTiles) memory.tiles[mine] = base + u * kChooseThreads + thread;
+      place += __popc(lanes[u]);
+    }
   }
   __syncthreads();
 }
 
 /// Counts and lists the chunks within the bound, as far as there is room. Half a tile for a thread.
-__device__ void list_candidates(ChooseMemory& memory, const ChooseLists& lists, const Ranks& ranks, int begin, int end, int bound) {
+template <int kHeads>
+__device__ void list_candidates(ChooseMemory& memory, const ChooseLists& lists, const Ranks<kHeads>& ranks, int begin, int end, int bound) {
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int halves = 2 * memory.tile_count;
@@ -263,12 +309,14 @@ __device__ void list_candidates(ChooseMemory& memory, const ChooseLists& lists, 
     int first = lane == 31 ? atomicAdd(&memory.candidate_count, place) : 0;
     first = __shfl_sync(kAllLanes, first, 31);
     place += first - __popc(within);
+    for (; within != 0; within &= within - 1) {
+      const int i = __ffs(static_cast<int>(within)) - 1;
+      float of = rank[0];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if ((within >> i & 1U) == 0) continue;
-      atomicAdd(&memory.histogram[bucket_of(rank[i])], 1);
+      for (int other = 1; other < 8; ++other) of = other == i ? rank[other] : of;
+      atomicAdd(&memory.histogram[bucket_of(of)], 1);
       const int chunk = tile * kTileChunks + half * 4 + i / 4 * 2 + i / 2 % 2 * 8 + i % 2;
-      if (place < lists.capacity) lists.candidates[place] = {chunk, rank[i]};
+      if (place < lists.capacity) lists.candidates[place] = {chunk, of};
       ++place;
     }
   }
@@ -299,7 +347,7 @@ __device__ std::uint32_t find_key(ChooseMemory& memory, int wanted, Visit visit,
 /// Marks the `wanted` best of the chunks that `visit(f)` calls f(chunk, rank) for, which the histogram counts. Returns how many of
 /// lists.ties belong to the best.
 template <class Visit>
-__device__ int mark_best(ChooseMemory& memory, const ChooseLists& lists, int wanted, Visit visit) {
+__device__ int mark_best(ChooseMemory& memory, const ChooseLists& lists, int wanted, const Visit& visit) {
   const int thread = static_cast<int>(threadIdx.x);
   find_bucket(memory, wanted);
   const int last = memory.found_bucket;
@@ -348,18 +396,18 @@ __device__ void count_before(ChooseMemory& memory, const ChooseLists& lists, int
   const int each = (words + kChooseThreads - 1) / kChooseThreads;
   const int my_first = first_word + min(words, static_cast<int>(threadIdx.x) * each);
   const int my_last = first_word + min(words, static_cast<int>(threadIdx.x) * each + each);
-  int total;
   if (ties > 0) {
     int count = 0;
     for (int w = my_first; w < my_last; ++w) count += __popc(lists.ties[w]);
-    int left = ties - block_exclusive_sum<kChooseThreads>(count, memory.warp_sums, total);
+    int left = ties - sum_before(memory, count);
     for (int w = my_first; w < my_last; ++w) {
       for (std::uint32_t rest = lists.ties[w]; rest != 0 && left > 0; rest &= rest - 1, --left) lists.chosen[w] |= rest & (0U - rest);
     }
+    __syncthreads();
   }
   int count = 0;
   for (int w = my_first; w < my_last; ++w) count += __popc(lists.chosen[w]);
-  int before = block_exclusive_sum<kChooseThreads>(count, memory.warp_sums, total);
+  int before = sum_before(memory, count);
   for (int w = my_first; w < my_last; ++w) {
     lists.ties[w] = static_cast<std::uint32_t>(before);
     before += __popc(lists.chosen[w]);
@@ -367,9 +415,47 @@ __device__ void count_before(ChooseMemory& memory, const ChooseLists& lists, int
   __syncthreads();
 }
 
+/// Where the choice goes.
+struct Chosen {
+  int* chunks;
+  float* shares;
+};
+
+/// Chooses the `wanted` best of the chunks that `visit(f)` calls f(chunk, rank) for, which the histogram counts.
+template <class Visit>
+__device__ void choose_among(ChooseMemory& memory, const ChooseLists& lists, int begin, int end, int wanted, const Chosen& to,
+                             const Visit& visit) {
+  const int ties = mark_best(memory, lists, wanted, visit);
+  let_next_kernel_begin();
+  count_before(memory, lists, begin, end, ties);
+  visit([&](int chunk, float rank) {
+    if (!lists.is_chosen(chunk)) return;
+    const int place = lists.place(chunk);
+    to.chunks[place] = chunk;
+    to.shares[place] = expf(rank);
+  });
+}
+
+/// The same among all chunks, of which too many are within the bound for a list; `counted` tells whether the histogram has them.
+template <int kHeads>
+__device__ void choose_among_all(ChooseMemory& memory, const ChooseLists& lists, const Ranks<kHeads>& ranks, int begin, int end, int wanted,
+                                 int bound, bool counted, const Chosen& to) {
+  const auto visit = [&](auto f) {
+    for (int chunk = begin + static_cast<int>(threadIdx.x); chunk < end; chunk += kChooseThreads) f(chunk, ranks.of_chunk(chunk));
+  };
+  if (!counted) {
+    visit([&](int, float rank) {
+      if (bucket_of(rank) <= bound) atomicAdd(&memory.histogram[bucket_of(rank)], 1);
+    });
+    __syncthreads();
+  }
+  choose_among(memory, lists, begin, end, wanted, to, visit);
+}
+
 /// One block chooses for one row and KV head: tiles whose best chunk has too low a rank are not looked into.
+template <int kHeads>
 __global__ void __launch_bounds__(kChooseThreads, 1)
-    choose_kernel(StoreLayout layout, Layer layer, StepView view, Selection by_row, int capacity) {
+    choose_kernel(StoreLayout layout, int pieces, Layer layer, StepView view, Selection by_row, int capacity) {
   extern __shared__ uint4 dynamic[];
   __shared__ ChooseMemory memory;
   const int kv_head = static_cast<int>(blockIdx.x);
@@ -393,26 +479,29 @@ __global__ void __launch_bounds__(kChooseThreads, 1)
   const std::size_t work = layout.work_list(layer, row, kv_head);
   const std::size_t score_list = layout.score_list(layer, place, kv_head);
   const int first_column = number * layout.group;
-  const Ranks ranks{.tile_max = layout.tile_max_of(score_list) + first_column,
-                    .levels = layout.score_levels_of(score_list) + first_column * kTileChunks,
-                    .columns = layout.columns(),
-                    .group = layout.group,
-                    .log_sums = memory.log_sums};
-  const std::size_t statistics = work * static_cast<std::size_t>(layout.score_splits()) * static_cast<std::size_t>(layout.group) +
+  const Ranks<kHeads> ranks{.tile_max = layout.tile_max_of(score_list) + first_column,
+                            .levels = layout.score_levels_of(score_list) + first_column * kTileChunks,
+                            .columns = layout.columns(),
+                            .group = layout.group,
+                            .log_sums = memory.log_sums};
+  const std::size_t statistics = work * static_cast<std::size_t>(layout.score_pieces()) * static_cast<std::size_t>(layout.group) +
                                  static_cast<std::size_t>(thread / 32);
-  const float* const split_max = layout.score_max + statistics;
-  const float* const split_sum = layout.score_sum + statistics;
+  const float* const piece_max = layout.score_max + statistics;
+  const float* const piece_sum = layout.score_sum + statistics;
   wait_for_earlier_kernels();
 
   // asked for before it is known what of it counts
-  float tops[kTilesTogether][Ranks::kHeads];
-  SplitSum first_split;
+  float tops[kTilesTogether][kHeads];
+  PieceSum first_pieces[kPiecesTogether];
 #pragma unroll
   for (int u = 0; u < kTilesTogether; ++u) {
     if (thread + u * kChooseThreads < layout.splits * kSplitTiles) ranks.load_tops(thread + u * kChooseThreads, 0, tops[u]);
   }
-  if (thread / 32 < layout.group && thread % 32 < layout.score_splits())
-    first_split = SplitSum::load(split_max, split_sum, thread % 32 * layout.group);
+#pragma unroll
+  for (int u = 0; u < kPiecesTogether; ++u) {
+    const int piece = thread % 32 + 32 * u;
+    if (thread / 32 < layout.group && piece < pieces) first_pieces[u] = PieceSum::load(piece_max, piece_sum, piece * layout.group);
+  }
   const RowMode mode = view.mode[place];
   const int position = view.position[place];
   const int begin = layout.range_begin();
@@ -423,21 +512,24 @@ __global__ void __launch_bounds__(kChooseThreads, 1)
   if (wanted <= 0) return;
 
   if (thread / 32 < layout.group) {
-    const int splits = (end + kScoreChunks - 1) / kScoreChunks;
-    SplitSum mine;
-    if (thread % 32 < splits) mine.add(first_split);
-    for (int s = thread % 32 + 32; s < splits; s += 32) mine.add(SplitSum::load(split_max, split_sum, s * layout.group));
+    PieceSum mine;
+#pragma unroll
+    for (const PieceSum& piece : first_pieces) mine.add(piece);
+    for (int piece = thread % 32 + 32 * kPiecesTogether; piece < pieces; piece += 32) {
+      mine.add(PieceSum::load(piece_max, piece_sum, piece * layout.group));
+    }
     const float log_sum = log_sum_of(mine);
     if (thread % 32 == 0) memory.log_sums[thread / 32] = log_sum;
   }
   __syncthreads();
 
-  int* const chunks = by_row.chunks + list * static_cast<std::size_t>(by_row.capacity);
-  float* const shares = by_row.scores + list * static_cast<std::size_t>(by_row.capacity);
+  const std::size_t first = list * static_cast<std::size_t>(by_row.capacity);
+  const Chosen to{by_row.chunks + first, by_row.scores + first};
   if (wanted == end - begin) {
+#pragma unroll 1
     for (int i = thread; i < wanted; i += kChooseThreads) {
-      chunks[i] = begin + i;
-      shares[i] = expf(ranks.of_chunk(begin + i));
+      to.chunks[i] = begin + i;
+      to.shares[i] = expf(ranks.of_chunk(begin + i));
     }
     return;
   }
@@ -446,31 +538,15 @@ __global__ void __launch_bounds__(kChooseThreads, 1)
   const int bound = bound_buckets(memory, ranks, first_tile, last_tile, wanted, tops);
   list_tiles(memory, ranks, first_tile, last_tile, bound);
   const bool looked_into = memory.tile_count <= kListedTiles;
-  if (looked_into) {
-    list_candidates(memory, lists, ranks, begin, end, bound);
-  } else {
-    for (int chunk = begin + thread; chunk < end; chunk += kChooseThreads) {
-      const int bucket = bucket_of(ranks.of_chunk(chunk));
-      if (bucket <= bound) atomicAdd(&memory.histogram[bucket], 1);
-    }
-  }
+  if (looked_into) list_candidates(memory, lists, ranks, begin, end, bound);
   __syncthreads();
-  const bool listed = looked_into && memory.candidate_count <= capacity;
-  const int count = listed ? memory.candidate_count : end - begin;
-  const auto visit = [&](auto f) {
-    for (int i = thread; i < count; i += kChooseThreads) {
-      const Candidate candidate = listed ? lists.candidates[i] : Candidate{begin + i, ranks.of_chunk(begin + i)};
-      f(candidate.chunk, candidate.rank);
-    }
-  };
-  const int ties = mark_best(memory, lists, wanted, visit);
-  let_next_kernel_begin();
-  count_before(memory, lists, begin, end, ties);
-  visit([&](int chunk, float rank) {
-    if (!lists.is_chosen(chunk)) return;
-    const int to = lists.place(chunk);
-    chunks[to] = chunk;
-    shares[to] = expf(rank);
+  const int count = memory.candidate_count;
+  if (!looked_into || count > capacity) {
+    choose_among_all(memory, lists, ranks, begin, end, wanted, bound, looked_into, to);
+    return;
+  }
+  choose_among(memory, lists, begin, end, wanted, to, [&](auto f) {
+    for (int i = thread; i < count; i += kChooseThreads) f(lists.candidates[i].chunk, lists.candidates[i].rank);
   });
 }
 
@@ -485,9 +561,11 @@ void choose_chunks(const StoreLayout& layout, Layer layer, const StepView& view,
   const std::size_t offered = offered_shared_memory();
   const std::size_t capacity = std::min(most, offered > taken ? (offered - taken) / sizeof(Candidate) : 0);
   const std::size_t bytes = capacity * sizeof(Candidate) + bits;
-  allow_shared_memory(choose_kernel, bytes, "choose_chunks: shared memory");
+  const auto kernel = layout.group <= 4 ? choose_kernel<4> : choose_kernel<8>;
+  allow_shared_memory(kernel, bytes, "choose_chunks: shared memory");
   const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.rows()));
-  check(launch_overlapped(choose_kernel, grid, kChooseThreads, bytes, stream, layout, layer, view, by_row, static_cast<int>(capacity)),
+  check(launch_overlapped(kernel, grid, kChooseThreads, bytes, stream, layout, score_cut(layout, view.sequences).pieces, layer, view,
+                          by_row, static_cast<int>(capacity)),
         "choose_chunks");
 }
 

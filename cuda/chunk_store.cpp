@@ -83,8 +83,8 @@ void ChunkStore::carve(StoreLayout& layout, Extras& extras, Carver& carver) {
   layout.pass = carver.take<std::uint32_t>(1);
   layout.tile_max = carver.take<float>(layout.score_lists() * index(layout.splits * kSplitTiles * layout.columns()));
   layout.score_levels = carver.take<std::uint16_t>(layout.score_lists() * chunks * index(layout.columns()));
-  layout.score_max = carver.take<float>(layout.work_lists() * index(layout.score_splits()) * group);
-  layout.score_sum = carver.take<float>(layout.work_lists() * index(layout.score_splits()) * group);
+  layout.score_max = carver.take<float>(layout.work_lists() * index(layout.score_pieces()) * group);
+  layout.score_sum = carver.take<float>(layout.work_lists() * index(layout.score_pieces()) * group);
   layout.partials = carver.take<float>(rows * index(layout.partial_count()) * group * (dim + 2));
   layout.counters = carver.take<std::uint64_t>(kCounters);
   extras.lengths = carver.take<int>(sequences);

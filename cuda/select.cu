@@ -1,6 +1,7 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/select.hpp"
 #include "cuda/shared_memory.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/tensor_core.cuh"
@@ -105,7 +107,7 @@ static_assert(kTileChunks == Unit<128>::kChunks, "a unit is a tile");
 template <int kDim, int kQueryTiles>
 struct ScoreMemory {
   uint4 fragments[kQueryTiles][Unit<kDim>::kSteps][32];  // high, low, high, low words of a lane
-  alignas(16) float key_scales[kScoreChunks];
+  alignas(16) float key_scales[kMostPieceTiles * kTileChunks];
   float query_scales[kQueryTiles * kQueries];
   std::uint64_t barriers[kMaxWarps][Unit<kDim>::kStages];
   float largest[kMaxWarps][kQueryTiles * kQueries];
@@ -194,10 +196,10 @@ __device__ LiveRows live_rows(RowMode mode, int rows_per_sequence) {
 /// multiprocessor. Blocks have up to 32 * kMaxWarps threads.
 constexpr int score_threads(int dim, int query_tiles) { return query_tiles == 1 ? 896 : query_tiles == 2 && dim <= 128 ? 768 : 640; }
 
-/// One block scores the chunks of a split for all live rows of a sequence and one KV head, in one read of the key means.
+/// One block scores the chunks of a piece for all live rows of a sequence and one KV head, in one read of the key means.
 template <int kDim, int kQueryTiles>
 __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
-    score_kernel(StoreLayout layout, Layer layer, StepView view, RowsIn queries, float scale) {
+    score_kernel(StoreLayout layout, ScoreCut cut, Layer layer, StepView view, RowsIn queries, float scale) {
   using Shape = Unit<kDim>;
   constexpr int kParts = Shape::kParts;
   constexpr int kBlocks = Shape::kBlocks;
@@ -207,9 +209,9 @@ __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
   extern __shared__ uint4 rings[];                         // [warps, kStages] units
   __shared__ ScoreMemory<kDim, kQueryTiles> shared;
 
-  const int split = static_cast<int>(blockIdx.x);
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const int place = static_cast<int>(blockIdx.z);
+  const int kv_head = static_cast<int>(blockIdx.x);
+  const int place = static_cast<int>(blockIdx.y);
+  const int piece = static_cast<int>(blockIdx.z);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -228,15 +230,16 @@ __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
   const auto row_of = [&](int query) { return query < layout.group ? 0 : 1; };  // of the live ones
   const auto statistics_at = [&](int query) {
     const std::size_t list = layout.work_list(layer, first_row + row_of(query), kv_head);
-    return (list * static_cast<std::size_t>(layout.score_splits()) + static_cast<std::size_t>(split)) *
+    return (list * static_cast<std::size_t>(layout.score_pieces()) + static_cast<std::size_t>(piece)) *
                static_cast<std::size_t>(layout.group) +
            static_cast<std::size_t>(query - row_of(query) * layout.group);
   };
 
-  // from here on chunks count from the beginning of the split
-  const int first_chunk = split * kScoreChunks;
+  // from here on chunks count from the beginning of the piece
+  const int first_chunk = cut.begin(piece) * kTileChunks;
+  const int piece_chunks = cut.begin(piece + 1) * kTileChunks - first_chunk;
   const int begin = max(layout.range_begin() - first_chunk, 0);
-  const int end = min(layout.range_end(position) - first_chunk, kScoreChunks);
+  const int end = min(layout.range_end(position) - first_chunk, piece_chunks);
   if (begin >= end) {
     if (thread < query_count) {
       layout.score_max[statistics_at(thread)] = kLowest;
@@ -268,7 +271,7 @@ __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
   for (int i = 0; i < kTogether; ++i) {
     if (warp + i * warps < kAllQueries) parts[i] = load_query(warp + i * warps);
   }
-  for (int c = thread * 4; c < kScoreChunks; c += static_cast<int>(blockDim.x) * 4) {
+  for (int c = thread * 4; c < piece_chunks; c += static_cast<int>(blockDim.x) * 4) {
     copy_async(shared_address(shared.key_scales + c), layout.key_scales + at + c, c < end);
   }
   commit_copies();
@@ -403,8 +406,8 @@ __global__ void __launch_bounds__(score_threads(kDim, kQueryTiles))
 template <int kDim, int kQueryTiles>
 void launch_scores(const StoreLayout& layout, Layer layer, const StepView& view, RowsIn queries, cudaStream_t stream) {
   constexpr int kRingBytes = Unit<kDim>::kStages * Unit<kDim>::kBytes;  // of a warp
-  const dim3 grid(static_cast<unsigned>(layout.score_splits()), static_cast<unsigned>(layout.kv_heads),
-                  static_cast<unsigned>(view.sequences));
+  const ScoreCut cut = score_cut(layout, view.sequences);
+  const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(view.sequences), static_cast<unsigned>(cut.pieces));
   const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;
   // few blocks get more warps each, to keep as many reads in flight, as far as shared memory goes
   unsigned threads = blocks >= 512 ? 128 : blocks >= 256 ? 256 : 512;
@@ -415,7 +418,8 @@ void launch_scores(const StoreLayout& layout, Layer layer, const StepView& view,
   allow_shared_memory(kernel, bytes, "score_summaries: shared memory");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "score_summaries: shared memory next to L1");
-  check(launch_overlapped(kernel, grid, threads, bytes, stream, layout, layer, view, queries, 1.0F / std::sqrt(static_cast<float>(kDim))),
+  check(launch_overlapped(kernel, grid, threads, bytes, stream, layout, cut, layer, view, queries,
+                          1.0F / std::sqrt(static_cast<float>(kDim))),
         "score_summaries");
 }
 
@@ -428,6 +432,31 @@ void launch_scores(const StoreLayout& layout, Layer layer, const StepView& view,
 }
 
 }  // namespace
+
+ScoreCut score_cut(const StoreLayout& layout, int sequences) {
+  constexpr int kPieceTiles = 32;        // of pieces that are all alike
+  constexpr double kFewTiles = 24.0;     // for a block that runs all the time: then there is but one wave of blocks
+  constexpr double kSmallest = 0.45;     // of graded pieces, relative to the largest
+  constexpr double kGradedShare = 0.75;  // of the tiles, at most
+  int device = 0;
+  int processors = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  const int tiles = layout.max_chunks / kTileChunks;
+  const int lists = sequences * layout.kv_heads;
+  const int at_once = processors * (layout.columns() <= kQueries ? 7 : 6);  // blocks of the usual shapes
+  const double mean = static_cast<double>(tiles) * lists / at_once;
+  ScoreCut cut{.graded = 0, .first = 0, .growth = 0, .rest = kPieceTiles, .pieces = 0};
+  if (mean >= kFewTiles) {
+    const double largest = std::min<double>(mean, kMostPieceTiles);
+    if (mean <= kMostPieceTiles) cut.rest = kPieceTiles / 2;
+    cut.first = std::max(kLeastPieceTiles, static_cast<int>(kSmallest * largest));
+    cut.graded = std::min(at_once / lists, static_cast<int>(kGradedShare * tiles / ((cut.first + largest) / 2)));
+    if (cut.graded > 1) cut.growth = static_cast<int>((largest - cut.first) * 16.0 / (cut.graded - 1));
+  }
+  cut.pieces = cut.graded + (tiles - cut.begin(cut.graded) + cut.rest - 1) / cut.rest;
+  return cut;
+}
 
 void score_summaries(const StoreLayout& layout, Layer layer, const StepView& view, RowsIn queries, cudaStream_t stream) {
   if (view.sequences == 0) return;

@@ -13,6 +13,8 @@
 
 namespace dualdecoder::cuda {
 
+inline constexpr int kScoreChunks = 512;  ///< chunks whose landmarks one block scores
+
 /// Shapes and device arrays of the store of low-rank keys, passed to kernels by value. Slots, predictions and counts are those of a
 /// resident store whose slots are one budget and whose host tier holds values alone; it has no sinks and no summaries.
 struct ShadowLayout {

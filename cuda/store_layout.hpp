@@ -22,9 +22,9 @@ namespace dualdecoder::cuda {
 inline constexpr int kTileChunks = 16;     ///< chunks that one matrix instruction scores
 inline constexpr int kSplitChunks = 1024;  ///< chunks that one block sums up; a multiple of kTileChunks
 inline constexpr int kSplitTiles = kSplitChunks / kTileChunks;
-inline constexpr int kScoreChunks = 512;  ///< chunks that one block scores; a split is a multiple
-inline constexpr int kPartTokens = 256;   ///< exact tokens that one block attends to
-inline constexpr int kOwnTokens = 512;    ///< of those that the second row may attend to alone, as a few of them are to be expected
+inline constexpr int kLeastPieceTiles = 8;  ///< of those that one block scores; see ScoreCut
+inline constexpr int kPartTokens = 256;     ///< exact tokens that one block attends to
+inline constexpr int kOwnTokens = 512;      ///< of those that the second row may attend to alone, as a few of them are to be expected
 
 /// What a store counted; the order is that of StoreStatistics.
 enum class Counter : int {
@@ -93,8 +93,8 @@ struct StoreLayout {
   // of one pass; the first index is the parity of the layer, or there is one_layer
   float* tile_max;              ///< [1 or 2, sequences, kv_heads, splits * kSplitTiles, columns()] largest score of a tile
   std::uint16_t* score_levels;  ///< [1 or 2, sequences, kv_heads, max_chunks / 16, columns(), 16] how far scores lie below it
-  float* score_max;             ///< [1 or 2, row lists, score_splits(), group]
-  float* score_sum;             ///< [1 or 2, row lists, score_splits(), group] of exp(score - score_max)
+  float* score_max;             ///< [1 or 2, row lists, score_pieces(), group]
+  float* score_sum;             ///< [1 or 2, row lists, score_pieces(), group] of exp(score - score_max)
   float* partials;              ///< [row lists, partial_count(), group, dim + 2] values, then largest score and sum of exp
   std::uint64_t* counters;      ///< [Counter::count]
 
@@ -125,7 +125,7 @@ struct StoreLayout {
   }
   /// Query heads of a KV head in all rows of a sequence, row by row: they are scored together.
   DUALDECODER_HOST_DEVICE int columns() const { return rows_per_sequence * group; }
-  DUALDECODER_HOST_DEVICE int score_splits() const { return splits * (kSplitChunks / kScoreChunks); }
+  DUALDECODER_HOST_DEVICE int score_pieces() const { return splits * (kSplitTiles / kLeastPieceTiles); }
   DUALDECODER_HOST_DEVICE std::size_t score_lists() const {
     return (one_layer ? 1 : 2) * static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(kv_heads);
   }

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/select.hpp"
 #include "cuda/store_kernels.hpp"
 #include "tests/gpu/bf16.hpp"
 #include "tests/gpu/check.hpp"
@@ -169,7 +170,7 @@ class Checker {
     for (int g = 0; g < layout.group; ++g) {
       const std::vector<float> exact = fixed_point_scores(layer, row, kv_head, g, begin, end);
       scores.push_back(stored_scores(layer, row, kv_head, g, begin, end, exact));
-      log_sums.push_back(check_splits(layer, row, kv_head, g, begin, end, exact));
+      log_sums.push_back(check_pieces(layer, row, kv_head, g, begin, end, exact));
     }
     std::vector<double> rank(static_cast<std::size_t>(end), -INFINITY);
     double magnitude = 1.0;
@@ -265,19 +266,22 @@ class Checker {
     return stored;
   }
 
-  double check_splits(Layer layer, int row, int kv_head, int g, int begin, int end, const std::vector<float>& scores) const {
+  double check_pieces(Layer layer, int row, int kv_head, int g, int begin, int end, const std::vector<float>& scores) const {
     const cuda::StoreLayout& layout = arrays_.layout;
-    const std::size_t first = layout.work_list(layer, row, kv_head) * static_cast<std::size_t>(layout.score_splits() * layout.group);
+    const std::size_t first = layout.work_list(layer, row, kv_head) * static_cast<std::size_t>(layout.score_pieces() * layout.group);
     const std::vector<float> largest =
-        StoreArrays::get(layout.score_max + first, static_cast<std::size_t>(layout.score_splits() * layout.group));
+        StoreArrays::get(layout.score_max + first, static_cast<std::size_t>(layout.score_pieces() * layout.group));
     const std::vector<float> sums =
-        StoreArrays::get(layout.score_sum + first, static_cast<std::size_t>(layout.score_splits() * layout.group));
+        StoreArrays::get(layout.score_sum + first, static_cast<std::size_t>(layout.score_pieces() * layout.group));
     double top = -INFINITY;
     for (int c = begin; c < end; ++c) top = std::max(top, static_cast<double>(scores[static_cast<std::size_t>(c)]));
     double total = 0.0;
-    for (int split = 0; split < layout.score_splits(); ++split) {
-      const int from = std::max(begin, split * cuda::kScoreChunks);
-      const int to = std::min(end, (split + 1) * cuda::kScoreChunks);
+    const cuda::ScoreCut cut = cuda::score_cut(layout, view_.sequences);
+    DUALDECODER_EXPECT(cut.pieces <= layout.score_pieces() && cut.begin(cut.pieces) * cuda::kTileChunks >= layout.max_chunks,
+                       "%s: %d pieces end at %d", case_.name, cut.pieces, cut.begin(cut.pieces));
+    for (int piece = 0; piece < cut.pieces; ++piece) {
+      const int from = std::max(begin, cut.begin(piece) * cuda::kTileChunks);
+      const int to = std::min(end, cut.begin(piece + 1) * cuda::kTileChunks);
       float expected = -INFINITY;
       for (int c = from; c < to; ++c) expected = std::max(expected, scores[static_cast<std::size_t>(c)]);
       double sum = 0.0;
@@ -286,11 +290,11 @@ class Checker {
         sum += std::exp(score - expected);
         total += std::exp(score - top);
       }
-      const auto at = static_cast<std::size_t>(split * layout.group + g);
-      DUALDECODER_EXPECT(largest[at] == expected, "%s: row %d head %d query %d split %d: largest %g, not %g", case_.name, row, kv_head, g,
-                         split, largest[at], expected);
-      DUALDECODER_EXPECT(std::fabs(sums[at] - sum) <= 1e-4 * sum, "%s: row %d head %d query %d split %d: sum %g, not %g", case_.name, row,
-                         kv_head, g, split, sums[at], sum);
+      const auto at = static_cast<std::size_t>(piece * layout.group + g);
+      DUALDECODER_EXPECT(largest[at] == expected, "%s: row %d head %d query %d piece %d: largest %g, not %g", case_.name, row, kv_head, g,
+                         piece, largest[at], expected);
+      DUALDECODER_EXPECT(std::fabs(sums[at] - sum) <= 1e-4 * sum, "%s: row %d head %d query %d piece %d: sum %g, not %g", case_.name, row,
+                         kv_head, g, piece, sums[at], sum);
     }
     return top + std::log(total);
   }
@@ -389,6 +393,27 @@ std::vector<Case> cases() {
       all.push_back({.name = "budgets", .shape = shape, .positions = {131071, 33000, 2000}, .modes = {dual, resync, single}, .keys = keys});
     }
   }
+  // enough for pieces of several sizes
+  test::StoreShape large{.kv_heads = 8,
+                         .group = 2,
+                         .dim = 64,
+                         .max_sequences = 7,
+                         .rows_per_sequence = 2,
+                         .sink_chunks = 2,
+                         .local_tokens = 128,
+                         .max_tokens = 65536,
+                         .selected = 128};
+  const std::vector<int> long_and_short = {65535, 30001, 47000, 300, 65535, 12, 65000};
+  all.push_back({.name = "large", .shape = large, .positions = long_and_short, .modes = {dual, single, resync, dual, idle, dual, dual}});
+  large.group = 4;
+  large.dim = 128;
+  all.push_back({.name = "large", .shape = large, .positions = long_and_short, .modes = {dual, idle, idle, idle, idle, idle, single}});
+  large.kv_heads = 2;
+  large.group = 6;
+  large.max_sequences = 28;
+  std::vector<RowMode> few(28, idle);
+  few[3] = few[17] = dual;
+  all.push_back({.name = "large", .shape = large, .positions = std::vector<int>(28, 61440), .modes = few, .bf16 = true});
   // ranks that do not fit shared memory
   test::StoreShape deep{.layers = 2,
                         .kv_heads = 1,

@@ -85,8 +85,8 @@ class StoreArrays {
     layout.key_scales = take<float>(lists() * chunks());
     layout.tile_max = take<float>(layout.score_lists() * static_cast<std::size_t>(layout.splits * cuda::kSplitTiles * layout.columns()));
     layout.score_levels = take<std::uint16_t>(layout.score_lists() * chunks() * static_cast<std::size_t>(layout.columns()));
-    layout.score_max = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.score_splits()) * group);
-    layout.score_sum = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.score_splits()) * group);
+    layout.score_max = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.score_pieces()) * group);
+    layout.score_sum = take<float>(2 * layout.row_lists() * static_cast<std::size_t>(layout.score_pieces()) * group);
   }
   /// Slots, predictions, counters.
   void take_slots() {
