@@ -33,7 +33,8 @@
 namespace dualdecoder::test {
 namespace {
 
-constexpr double kOutBound = 2e-2;   // attention on the device takes weights and queries in bf16; values are of variance 1
+constexpr double kOutBound = 1e-2;   // attention on the device takes weights in bf16; values are of variance 1; the most seen is 0.0023
+constexpr double kCpuBound = 4e-2;   // the two round factors and rebuilt keys to bf16 from sums of their own; the most seen is 0.018
 constexpr double kRankBound = 3e-4;  // queries enter as two bf16, products are summed in f32
 constexpr double kBf16 = 1.0 / 256;  // of a number that was rounded once, with room for what it was computed from
 
@@ -478,7 +479,7 @@ void check_twin(Backend& cuda, Backend* cpu, const Shape& shape, int prompt, int
     }
     std::printf("%s: outputs within %.4f of the CPU backend's, %d of %d choices differ\n", name.c_str(), apart, parted,
                 steps * options.layers);
-    DUALDECODER_EXPECT(apart <= kOutBound, "%s: an output is %g from the CPU backend's", name.c_str(), apart);
+    DUALDECODER_EXPECT(apart <= kCpuBound, "%s: an output is %g from the CPU backend's", name.c_str(), apart);
     DUALDECODER_EXPECT(parted * 10 <= steps * options.layers, "%s: %d choices differ from the CPU backend's", name.c_str(), parted);
   }
 
