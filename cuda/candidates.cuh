@@ -40,20 +40,24 @@ struct CandidateLists {
   int* placeable;       // [places, kv_heads] those for which there is a victim
   int room;             // a power of two
 
-  CandidateLists(const StoreLayout& layout, void* work) : keys(static_cast<std::uint64_t*>(work)), room(room_of(layout)) {
+  template <class Layout>
+  CandidateLists(const Layout& layout, void* work) : keys(static_cast<std::uint64_t*>(work)), room(room_of(layout)) {
     const std::size_t lists = list_count(layout);
     count = reinterpret_cast<int*>(keys + lists * static_cast<std::size_t>(room));
     placeable = count + lists;
   }
-  static std::size_t list_count(const StoreLayout& layout) {
+  template <class Layout>
+  static std::size_t list_count(const Layout& layout) {
     return static_cast<std::size_t>(layout.max_sequences) * static_cast<std::size_t>(layout.kv_heads);
   }
-  static int room_of(const StoreLayout& layout) {
+  template <class Layout>
+  static int room_of(const Layout& layout) {
     int room = 1;
     while (room < 2 * layout.selected) room *= 2;
     return room;
   }
-  static std::size_t bytes(const StoreLayout& layout) {
+  template <class Layout>
+  static std::size_t bytes(const Layout& layout) {
     return list_count(layout) * (static_cast<std::size_t>(room_of(layout)) * sizeof(std::uint64_t) + 2 * sizeof(int));
   }
   __device__ std::uint64_t* of(int list) const { return keys + static_cast<std::size_t>(list) * static_cast<std::size_t>(room); }

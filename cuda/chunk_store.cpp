@@ -7,6 +7,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/prefetch_bound.hpp"
+#include "cuda/read_statistics.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/store_upkeep.hpp"
 #include "dualdecoder/error.hpp"
@@ -269,21 +270,7 @@ void ChunkStore::close(int slot, StreamRef /*stream*/) noexcept {
 
 StoreStatistics ChunkStore::statistics() const {
   const DeviceGuard guard(resources_.ordinal);
-  const auto* const counters = reinterpret_cast<const std::uint64_t*>(readout_.data());
-  check(cudaMemcpyAsync(readout_.data(), layout_.counters, kCounters * sizeof(std::uint64_t), cudaMemcpyDeviceToHost,
-                        resources_.stream.get()),
-        "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(resources_.stream.get()), "cudaStreamSynchronize");
-  const auto count = [&](Counter counter) { return counters[static_cast<std::size_t>(counter)]; };
-  return {.needed = count(Counter::needed),
-          .predicted_hit = count(Counter::predicted_hit),
-          .predictable = count(Counter::predictable),
-          .resident_hit = count(Counter::resident_hit),
-          .estimated = count(Counter::estimated),
-          .urgent_bytes = count(Counter::urgent_bytes),
-          .prefetch_bytes = count(Counter::prefetch_bytes),
-          .write_back_bytes = count(Counter::write_back_bytes),
-          .prefetch_dropped = count(Counter::prefetch_dropped)};
+  return read_statistics(layout_.counters, readout_.data(), resources_.stream);
 }
 
 }  // namespace dualdecoder::cuda

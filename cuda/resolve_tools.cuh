@@ -13,7 +13,9 @@ namespace dualdecoder::cuda {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
-__device__ inline void add_to(const StoreLayout& layout, Counter counter, std::uint64_t value) {
+/// To a count of a store's layout.
+template <class Layout>
+__device__ void add_to(const Layout& layout, Counter counter, std::uint64_t value) {
   if (value == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(layout.counters) + static_cast<int>(counter), static_cast<unsigned long long>(value));
 }
@@ -24,7 +26,8 @@ __device__ inline void sum_into(int* sum, int value) {
   if (threadIdx.x % 32 == 0 && value != 0) atomicAdd(sum, value);
 }
 
-__device__ inline bool place_waits(const StoreLayout& layout, const StepView& view, int place) {
+template <class Layout>
+__device__ bool place_waits(const Layout& layout, const StepView& view, int place) {
   return layout.wait_policy || (view.waits != nullptr && view.waits[place] != 0);
 }
 

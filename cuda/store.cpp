@@ -6,6 +6,7 @@
 #include "cuda/chunk_store.hpp"
 #include "cuda/full_store.hpp"
 #include "cuda/shadow_kv_store.hpp"
+#include "cuda/specache_store.hpp"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::cuda {
@@ -15,9 +16,6 @@ namespace {
 void check_options(const StoreOptions& options) {
   using dualdecoder::detail::require;
   validate(options);
-  if (options.kind == StoreKind::specache) {
-    throw InvalidArgument("store kind = specache: must be resident, ping_pong, full or shadow_kv on the CUDA backend");
-  }
   require(options.kv_type == DataType::bf16, "kv_type", name_of(options.kv_type), "bf16 on the CUDA backend");
   const int dim = options.head_dim;
   require(dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256, "head_dim", dim, "64, 80, 96, 128 or 256 on the CUDA backend");
@@ -35,7 +33,7 @@ std::unique_ptr<KvStore> make_cuda_store(const StoreOptions& options, const Stor
     case StoreKind::ping_pong: return std::make_unique<ChunkStore>(options, resources);
     case StoreKind::full: return std::make_unique<FullStore>(options, resources);
     case StoreKind::shadow_kv: return std::make_unique<ShadowKvStore>(options, resources);
-    case StoreKind::specache:
+    case StoreKind::specache: return std::make_unique<SpeCacheStore>(options, resources);
     case StoreKind::automatic: break;  // refused above
   }
   throw InvalidArgument("store kind: unknown");
@@ -50,6 +48,10 @@ MemoryPlan cuda_store_plan(const StoreOptions& options) {
     plan.add("attention work space", MemoryKind::device, FullStore::device_bytes(options));
     plan.add("keys and values", MemoryKind::device, sequences * FullStore::sequence_bytes(options, options.max_context));
     plan.add("lengths read by the host", MemoryKind::pinned, FullStore::readout_bytes());
+    return plan;
+  }
+  if (options.kind == StoreKind::specache) {
+    SpeCacheStore::plan(options, plan);
     return plan;
   }
   plan.add("slots, summaries, window and work space", MemoryKind::device, ChunkStore::device_bytes(options));

@@ -26,7 +26,7 @@ Comparison compare(const std::shared_ptr<Backend>& backend, const std::shared_pt
   for (const Text& text : texts) {
     const std::vector<Token> prompt = exactly(text.tokens, static_cast<std::size_t>(table.context));
     const Reference reference = make_reference(backend, weights, prompt, table.fidelity_tokens);
-    Run run(backend, weights, prompt, setting.options, table.fidelity_tokens, &reference);
+    Run run(setting.backend(backend), weights, prompt, setting.options, table.fidelity_tokens, &reference);
     while (run.step()) {
     }
     const Measured measured = run.finish();
@@ -85,7 +85,7 @@ void run_setting(const std::shared_ptr<Backend>& backend, const std::shared_ptr<
                  const std::vector<Text>& texts, const BatchTable& table, const Setting& setting,
                  const std::function<void(const Json&)>& emit) {
   const Comparison comparison = compare(backend, weights, texts, table, setting);
-  BatchRun run(backend, weights, texts,
+  BatchRun run(setting.backend(backend), weights, texts,
                {.options = setting.options, .batches = table.batches, .context = table.context, .steps = table.steps});
   std::vector<BatchMeasured> measured;
   for (int batch : table.batches) {

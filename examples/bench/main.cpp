@@ -212,7 +212,7 @@ int run(const Options& options) {
     for (const std::string& name : options.own) table.push_back(setting_named(name, weights->config().vocabulary));
     for (const Setting& setting : table) {
       if (!wanted(options, setting)) continue;
-      Run run(backend, weights, prompt, setting.options, options.generate, &reference);
+      Run run(setting.backend(backend), weights, prompt, setting.options, options.generate, &reference);
       while (run.step()) {
       }
       print(row_of(options, machine, text.name, prompt.size(), setting, run.finish()));

@@ -108,8 +108,8 @@ Measured Run::finish() {
 Setting setting_named(const std::string& name, int vocabulary) {
   const std::size_t blank = std::min(name.find(' '), name.size());
   for (const Policy& policy : policies()) {
-    if (policy.name != name.substr(0, blank) || !runs_anywhere(policy)) continue;
-    return {name, with_setting(options_of(policy, {}), name.substr(std::min(blank + 1, name.size())), vocabulary)};
+    if (policy.name != name.substr(0, blank)) continue;
+    return {name, with_setting(options_of(policy, {}), name.substr(std::min(blank + 1, name.size())), vocabulary), &policy};
   }
   SessionOptions options = options_of(find_policy("dualdecoder"), {});
   std::vector<std::string> fields;

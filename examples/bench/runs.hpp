@@ -9,6 +9,7 @@
 
 #include "dualdecoder/decode_session.hpp"
 #include "examples/common/fidelity.hpp"
+#include "examples/common/policies.hpp"
 
 namespace dualdecoder::examples {
 
@@ -16,6 +17,12 @@ namespace dualdecoder::examples {
 struct Setting {
   std::string name;
   SessionOptions options;
+  const Policy* policy = nullptr;  ///< null: none that has a name
+
+  /// The backend that a session with these options is made on.
+  std::shared_ptr<Backend> backend(const std::shared_ptr<Backend>& plain) const {
+    return policy == nullptr ? plain : backend_of(*policy, plain);
+  }
 };
 
 /// What one run measured.

@@ -83,7 +83,7 @@ void serve_sessions(const Options& options) {
   for (const std::string& name : options.settings) {
     Setting setting = setting_named(name, weights->config().vocabulary);
     setting.options.max_sequences = options.places;
-    SessionServer server(backend, weights, texts, setting.options, options.request, !options.prefill_elsewhere);
+    SessionServer server(setting.backend(backend), weights, texts, setting.options, options.request, !options.prefill_elsewhere);
     print_rates(options, server,
                 {{"row", "serve"},
                  {"model", weights->config().name},

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "dualdecoder/cuda/rivals.hpp"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::examples {
@@ -187,18 +188,26 @@ void PageBoundsStore::commit(const StepView& view, const TransferList& write_bac
   }
 }
 
-PageBoundsBackend::PageBoundsBackend(std::shared_ptr<Backend> inner) : ForwardingBackend(std::move(inner)) {
-  if (std::string_view(name()) != "cpu") {
-    throw InvalidArgument("backend = " + std::string(name()) + ": must be cpu where chunks are ranked by bounds");
+PageBoundsBackend::PageBoundsBackend(std::shared_ptr<Backend> inner)
+    : ForwardingBackend(std::move(inner)), on_cuda_(std::string_view(name()) == "cuda") {
+  if (!on_cuda_ && std::string_view(name()) != "cpu") {
+    throw InvalidArgument("backend = " + std::string(name()) + ": must be cpu or cuda where chunks are ranked by bounds");
   }
 }
 
 std::unique_ptr<KvStore> PageBoundsBackend::make_store(const StoreOptions& options) {
-  return std::make_unique<PageBoundsStore>(ForwardingBackend::make_store(options), options, memory(MemoryKind::device));
+  std::unique_ptr<KvStore> inner = ForwardingBackend::make_store(options);
+  MemoryResource& device = memory(MemoryKind::device);
+  if (on_cuda_) return cuda::rank_by_bounds(std::move(inner), options, device, stream());
+  return std::make_unique<PageBoundsStore>(std::move(inner), options, device);
 }
 
 MemoryPlan PageBoundsBackend::store_plan(const StoreOptions& options) const {
   MemoryPlan plan = ForwardingBackend::store_plan(options);
+  if (on_cuda_) {
+    cuda::plan_bounds(options, plan);
+    return plan;
+  }
   plan.add("bounds of chunks", MemoryKind::device,
            index(options.max_sequences) * PageBoundsStore::sequence_bytes(options, options.max_context));
   return plan;

@@ -48,13 +48,16 @@ class PageBoundsStore final : public testing::ForwardingStore {
   std::vector<int> order_;
 };
 
-/// A CPU backend whose stores are PageBoundsStores.
+/// A backend whose stores are PageBoundsStores, or on the CUDA backend their twins on the device.
 class PageBoundsBackend final : public testing::ForwardingBackend {
  public:
-  /// Throws InvalidArgument for another backend.
+  /// Throws InvalidArgument for another backend than these two.
   explicit PageBoundsBackend(std::shared_ptr<Backend> inner);
   std::unique_ptr<KvStore> make_store(const StoreOptions& options) override;
   MemoryPlan store_plan(const StoreOptions& options) const override;
+
+ private:
+  bool on_cuda_;
 };
 
 }  // namespace dualdecoder::examples

@@ -205,11 +205,7 @@ inline SessionOptions options_of(const Policy& policy, const SessionOptions& bas
   return options;
 }
 
-/// False: sessions need the CPU backend, see backend_of().
-inline bool runs_anywhere(const Policy& policy) { return !policy.ranks_by_bounds && !policy.attends_predicted; }
-
-/// The backend that a session with options_of(policy) is made on. Throws InvalidArgument where the policy needs the CPU backend and this is
-/// another one.
+/// The backend that a session with options_of(policy) is made on.
 inline std::shared_ptr<Backend> backend_of(const Policy& policy, std::shared_ptr<Backend> backend) {
   if (policy.ranks_by_bounds) backend = std::make_shared<PageBoundsBackend>(std::move(backend));
   if (!policy.attends_predicted) return backend;

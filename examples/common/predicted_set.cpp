@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "dualdecoder/cuda/rivals.hpp"
 #include "dualdecoder/error.hpp"
 
 namespace dualdecoder::examples {
@@ -139,14 +140,22 @@ StoreStatistics PredictedSetStore::statistics() const {
 }
 
 PredictedSetBackend::PredictedSetBackend(std::shared_ptr<Backend> inner, const PredictedSetOptions& options)
-    : ForwardingBackend(std::move(inner)), options_(options) {
-  if (std::string_view(name()) != "cpu") {
-    throw InvalidArgument("backend = " + std::string(name()) + ": must be cpu where rows attend to what was predicted");
+    : ForwardingBackend(std::move(inner)), options_(options), on_cuda_(std::string_view(name()) == "cuda") {
+  if (!on_cuda_ && std::string_view(name()) != "cpu") {
+    throw InvalidArgument("backend = " + std::string(name()) + ": must be cpu or cuda where rows attend to what was predicted");
   }
 }
 
 std::unique_ptr<KvStore> PredictedSetBackend::make_store(const StoreOptions& options) {
-  return std::make_unique<PredictedSetStore>(ForwardingBackend::make_store(options), options, options_);
+  std::unique_ptr<KvStore> inner = ForwardingBackend::make_store(options);
+  if (!on_cuda_) return std::make_unique<PredictedSetStore>(std::move(inner), options, options_);
+  return cuda::attend_predicted(std::move(inner), options, options_.correct_below, memory(MemoryKind::device), stream());
+}
+
+MemoryPlan PredictedSetBackend::store_plan(const StoreOptions& options) const {
+  MemoryPlan plan = ForwardingBackend::store_plan(options);
+  if (on_cuda_) cuda::plan_predicted(options, options_.correct_below, plan);
+  return plan;
 }
 
 }  // namespace dualdecoder::examples

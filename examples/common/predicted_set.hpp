@@ -56,15 +56,17 @@ class PredictedSetStore final : public testing::ForwardingStore {
   std::uint64_t predicted_hit_ = 0;
 };
 
-/// A CPU backend whose stores are PredictedSetStores.
+/// A backend whose stores are PredictedSetStores, or on the CUDA backend their twins on the device.
 class PredictedSetBackend final : public testing::ForwardingBackend {
  public:
-  /// Throws InvalidArgument for another backend.
+  /// Throws InvalidArgument for another backend than these two.
   PredictedSetBackend(std::shared_ptr<Backend> inner, const PredictedSetOptions& options);
   std::unique_ptr<KvStore> make_store(const StoreOptions& options) override;
+  MemoryPlan store_plan(const StoreOptions& options) const override;
 
  private:
   PredictedSetOptions options_;
+  bool on_cuda_;
 };
 
 }  // namespace dualdecoder::examples

@@ -57,7 +57,6 @@ class ModelChecks {
   }
   void check_task(const CellGroup& group) const { prompts_.check(*group.task, group.context, group.seed); }
   void check_method(const Method& method, int context, int most_answer_tokens) const {
-    if (!on_host_ && !runs_anywhere(*method.policy)) throw InvalidArgument("needs the CPU backend");
     SessionOptions options = session_options(method, context, config_);
     options.max_sequences = static_cast<int>(batch_);
     const MemoryPlan plan = memory_plan(*backend_of(*method.policy, backend_), config_, options);

@@ -1,7 +1,6 @@
 // Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 //
-// The store of a low-bit copy against a twin in double precision that follows the publication (SpeCache, arXiv 2503.16163; KIVI,
-// arXiv 2402.02750, for the groups) from scratch, token by token and without any structure of the store.
+// The store of a low-bit copy against a twin in double precision that follows the publication.
 #include "src/specache_store.hpp"
 
 #include <algorithm>
@@ -21,11 +20,13 @@
 #include "tests/catch.hpp"
 #include "tests/unit/expect_error.hpp"
 #include "tests/unit/simulated_scheduler.hpp"
+#include "tests/unit/specache_twin.hpp"
 
 using namespace dualdecoder;
 using testing::Hint;
 using testing::StoreDriver;
 using testing::Story;
+using Twin = test::SpeCacheTwin;
 
 namespace {
 
@@ -43,151 +44,6 @@ StoreOptions small_options(int bits = 2) {
           .specache = {.bits = bits, .group = 32, .exact_tokens = 20, .fetched_tokens = 12},
           .miss_policy = MissPolicy::estimate};
 }
-
-/// Nearest IEEE binary16 of a number in its normal range.
-double half(double x) {
-  if (x == 0) return 0;
-  int exponent = 0;
-  std::frexp(x, &exponent);
-  return std::ldexp(std::nearbyint(std::ldexp(x, 11 - exponent)), exponent - 11);
-}
-
-double bf16(float x) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &x, sizeof bits);
-  bits = (bits + 0x7FFFU + (bits >> 16U & 1U)) & 0xFFFF0000U;
-  std::memcpy(&x, &bits, sizeof bits);
-  return x;
-}
-
-using Vectors = std::vector<std::vector<double>>;  // [tokens][dim]
-
-/// What the publication says of one sequence.
-class Twin {
- public:
-  Twin(const StoreOptions& options, Story story, int length) : options_(options), story_(std::move(story)), length_(length) {}
-
-  int length() const { return length_; }
-  int copied() const {
-    const int old = length_ - options_.specache.exact_tokens;
-    return old < 0 ? 0 : old / options_.specache.group * options_.specache.group;
-  }
-  const std::set<int>& fetched(Layer layer, int head) { return fetched_[{layer, head}]; }
-  void fetch(Layer layer, int head, const std::vector<int>& tokens) { fetched_[{layer, head}] = {tokens.begin(), tokens.end()}; }
-  void commit() { ++length_; }
-  void truncate(int tokens, const Story& next) {
-    length_ = tokens;
-    story_ = next;
-    for (auto& [list, tokens_of] : fetched_) tokens_of.erase(tokens_of.lower_bound(copied()), tokens_of.end());
-  }
-
-  /// Mean over the query group of a row's shares of the copied tokens.
-  std::vector<double> shares(Layer layer, int head, const Story& row, int position, bool laid) {
-    const Vectors keys = context(layer, head, Story::Part::key, laid);
-    std::vector<double> mean(static_cast<std::size_t>(copied()), 0.0);
-    for (int g = 0; g < group(); ++g) {
-      const std::vector<double> weights = softmax(keys, query(layer, head, g, row, position));
-      for (std::size_t t = 0; t < mean.size(); ++t) mean[t] += weights[t] / group();
-    }
-    return mean;
-  }
-  /// Attention of a row that sees the context and `rows`, itself the last of them. [group * dim]
-  std::vector<double> attend(Layer layer, int head, const std::vector<std::pair<Story, int>>& rows) {
-    Vectors keys = context(layer, head, Story::Part::key, true);
-    Vectors values = context(layer, head, Story::Part::value, true);
-    for (const auto& [story, position] : rows) {
-      keys.push_back(exact(layer, head, Story::Part::key, story, position));
-      values.push_back(exact(layer, head, Story::Part::value, story, position));
-    }
-    std::vector<double> out;
-    for (int g = 0; g < group(); ++g) {
-      const std::vector<double> weights = softmax(keys, query(layer, head, g, rows.back().first, rows.back().second));
-      for (std::size_t d = 0; d < dim(); ++d) {
-        double sum = 0;
-        for (std::size_t t = 0; t < values.size(); ++t) sum += weights[t] * values[t][d];
-        out.push_back(sum);
-      }
-    }
-    return out;
-  }
-
- private:
-  std::size_t dim() const { return static_cast<std::size_t>(options_.head_dim); }
-  int group() const { return options_.heads / options_.kv_heads; }
-
-  std::vector<double> exact(Layer layer, int head, Story::Part part, const Story& story, int position) const {
-    std::vector<float> all;
-    story.append(all, part, layer, position, options_.kv_heads * options_.head_dim);
-    std::vector<double> own;
-    for (std::size_t d = 0; d < dim(); ++d) {
-      const float x = all[static_cast<std::size_t>(head) * dim() + d];
-      own.push_back(options_.kv_type == DataType::bf16 ? bf16(x) : x);
-    }
-    return own;
-  }
-  std::vector<double> query(Layer layer, int head, int g, const Story& story, int position) const {
-    std::vector<float> all;
-    story.append(all, Story::Part::query, layer, position, options_.heads * options_.head_dim);
-    const auto first = all.begin() + (head * group() + g) * options_.head_dim;
-    return {first, first + options_.head_dim};
-  }
-  std::vector<double> softmax(const Vectors& keys, const std::vector<double>& query) const {
-    std::vector<double> weights;
-    double sum = 0;
-    for (const std::vector<double>& key : keys) {
-      double dot = 0;
-      for (std::size_t d = 0; d < dim(); ++d) dot += query[d] * key[d];
-      weights.push_back(std::exp(dot / std::sqrt(double(options_.head_dim))));
-      sum += weights.back();
-    }
-    for (double& w : weights) w /= sum;
-    return weights;
-  }
-  /// Replaces elements by the nearest level of their range.
-  void coarsen(const std::vector<double*>& elements) const {
-    double least = HUGE_VAL;
-    double most = -HUGE_VAL;
-    for (const double* x : elements) {
-      least = std::min(least, *x);
-      most = std::max(most, *x);
-    }
-    const bool one = options_.specache.bits == 1;
-    const double zero = half(one ? (3 * least + most) / 4 : least);
-    const double scale = half(one ? (most - least) / 2 : (most - least) / 3);
-    for (double* x : elements) *x = zero + scale * std::clamp(std::nearbyint((*x - zero) / scale), 0.0, one ? 1.0 : 3.0);
-  }
-  /// Keys or values of the context as the device has them.
-  Vectors context(Layer layer, int head, Story::Part part, bool laid) {
-    Vectors all;
-    for (int t = 0; t < length_; ++t) all.push_back(exact(layer, head, part, story_, t));
-    Vectors coarse = all;
-    const auto size = static_cast<std::size_t>(options_.specache.group);
-    const auto end = static_cast<std::size_t>(copied());
-    for (std::size_t first = 0; part == Story::Part::key && first < end; first += size) {
-      for (std::size_t d = 0; d < dim(); ++d) {
-        std::vector<double*> channel;
-        for (std::size_t t = first; t < first + size; ++t) channel.push_back(&coarse[t][d]);
-        coarsen(channel);
-      }
-    }
-    for (std::size_t t = 0; part == Story::Part::value && t < end; ++t) {
-      for (std::size_t first = 0; first < dim(); first += size) {
-        std::vector<double*> channels;
-        for (std::size_t d = first; d < std::min(dim(), first + size); ++d) channels.push_back(&coarse[t][d]);
-        coarsen(channels);
-      }
-    }
-    for (int token : laid ? fetched(layer, head) : std::set<int>()) {
-      coarse[static_cast<std::size_t>(token)] = all[static_cast<std::size_t>(token)];
-    }
-    return coarse;
-  }
-
-  StoreOptions options_;
-  Story story_;
-  int length_;
-  std::map<std::pair<Layer, int>, std::set<int>> fetched_;
-};
 
 using MakeScheduler = std::function<std::unique_ptr<TransferScheduler>(const SchedulerOptions&)>;
 
