@@ -9,7 +9,8 @@ paper-prediction.svg: prediction of chunks beside that of tokens, and what the f
 h200-prediction.jsonl). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl).
 paper-serving.svg: requests that end within a limit (serving.jsonl). paper-dual-row.svg: attention of two rows (h200-dual-row.jsonl).
 paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl). paper-gather.svg: ways of gathering (h200-gather.jsonl).
-paper-ablations.svg: what each part is worth in speed and in fidelity (h200-decode.jsonl, h200-prediction.jsonl).
+paper-ablations.svg: what each part is worth in speed and in fidelity (h200-decode.jsonl, cpu-ablations.jsonl,
+h200-prediction.jsonl).
 A figure whose rows are not there is left out. Of rows with the same name the last counts.
 """
 import json
@@ -227,16 +228,34 @@ def gather(rows, out):
     save(figure, out / "paper-gather.svg")
 
 
+def ablation_label(policy):
+    """What sets a policy apart from the front runner with resync, plain tail and estimate."""
+    name, _, setting = policy.partition(" ")
+    if name != "dualdecoder":
+        return "as published" if name == "dualdecoder-published" and not setting else None
+    whole = {"resync": "always", "tail": "plain", "miss": "estimate"}
+    apart = dict(item.split("=") for item in setting.split(","))
+    apart = {key: value for key, value in apart.items() if whole.get(key) != value and key != "budget"}
+    if "first_guess" in apart or apart.get("predictor") == "published":
+        apart.pop("resync", None)  # which is never there
+    return ", ".join(f"{key}={value}" for key, value in apart.items()) or "the whole"
+
+
 def ablations(rows, out):
     speed = rows.by(lambda r: r["row"], "h200-decode.jsonl")
-    longest = max((r["context"] for r in rows.all("h200-prediction.jsonl")), default=0)
-    fidelity = {}
-    for row in rows.by(lambda r: (r["text"], r["policy"], r["context"]), "h200-prediction.jsonl").values():
-        if row["context"] == longest:
-            fidelity.setdefault(row["policy"], {})[row["text"]] = row
-    if not fidelity:
-        return
-    figure, axes = plt.subplots(1, 2, figsize=(12.0, 4.2), constrained_layout=True)
+    panels = []
+    for file in ("cpu-ablations.jsonl", "h200-prediction.jsonl"):
+        found = rows.all(file)
+        longest = max((r["context"] for r in found), default=0)
+        kl = {}
+        for row in found:
+            label = ablation_label(row["policy"])
+            if row["context"] == longest and label:
+                kl.setdefault(label, {})[row["text"]] = row["kl"]
+        if kl:
+            panels.append((short_context(found[-1] | {"context": longest}).replace("\n", ", "), kl))
+    figure, axes = plt.subplots(1, 1 + len(panels), figsize=(5.0 * (1 + len(panels)), 3.8), constrained_layout=True, squeeze=False)
+    axes = axes[0]
     names = [("", "estimate"), ("-wait", "wait"), ("-published", "  published predictor"), ("-resident", "  no prediction"),
              ("-previous", "  previous step, slots 1x"), ("-pingpong", "  nothing resident, as published"), ("-full", "full attention")]
     names = [(f"8b-128k-b7{suffix}", label) for suffix, label in names if f"8b-128k-b7{suffix}" in speed]
@@ -244,20 +263,20 @@ def ablations(rows, out):
     axes[0].bar_label(found, fmt=lambda v: f"{v:.0f}", fontsize=7, padding=2)
     axes[0].set_yticks(range(len(names)), [label for _, label in names])
     axes[0].set_xlabel("tokens a second", fontsize=8)
-    axes[0].invert_yaxis()
     finish(axes[0], "Speed: 8B shape, 128K, batch 7, recorded choices", "", legend=False)
-    texts = sorted({text for by_text in fidelity.values() for text in by_text})
-    settings = list(fidelity)
-    height = 0.8 / len(texts)
-    for i, text in enumerate(texts):
-        at = [g + (i - (len(texts) - 1) / 2) * height for g, s in enumerate(settings) if text in fidelity[s]]
-        found = axes[1].barh(at, [fidelity[s][text]["kl"] for s in settings if text in fidelity[s]], height, label=text, color=(OURS, OTHER)[i % 2])
-        axes[1].bar_label(found, fmt=lambda v: f"{v:.3f}", fontsize=6, padding=1)
-    axes[1].set_yticks(range(len(settings)), [s.removeprefix("dualdecoder ") for s in settings])
-    axes[1].set_xlabel("KL against full attention, nats", fontsize=8)
-    axes[1].invert_yaxis()
-    finish(axes[1], f"Fidelity: Qwen2.5-Coder-1.5B, {longest:,} tokens", "")
+    for axis, (about, kl) in zip(axes[1:], panels):
+        texts = sorted({text for by_text in kl.values() for text in by_text})
+        height = 0.8 / len(texts)
+        for i, text in enumerate(texts):
+            at = [g + (i - (len(texts) - 1) / 2) * height for g, by_text in enumerate(kl.values()) if text in by_text]
+            found = axis.barh(at, [by_text[text] for by_text in kl.values() if text in by_text], height, label=text, color=(OURS, OTHER)[i % 2])
+            axis.bar_label(found, fmt=lambda v: f"{v:.3g}", fontsize=6, padding=1)
+        axis.set_yticks(range(len(kl)), list(kl))
+        axis.set_xlabel("KL against full attention, nats", fontsize=8)
+        finish(axis, f"Fidelity: {about}", "")
     for axis in axes:
+        axis.invert_yaxis()
+        axis.margins(x=0.12)
         axis.tick_params(labelsize=7)
         axis.grid(False)
     save(figure, out / "paper-ablations.svg")
