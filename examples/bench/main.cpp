@@ -59,7 +59,9 @@ struct Machine {
   double stream_bytes_per_second = 0.0;
   int threads = 1;
 
+  /// Of the CPU backend alone: the host cannot read another device's memory.
   void measure(Backend& backend) {
+    if (std::string_view(backend.name()) != "cpu") return;
     const double now = streaming_bandwidth(backend.memory(MemoryKind::device), backend.stream(), threads);
     stream_bytes_per_second = std::max(stream_bytes_per_second, now);
   }
@@ -67,7 +69,9 @@ struct Machine {
 
 nlohmann::ordered_json row_of(const Options& options, const Machine& machine, const std::string& text, std::size_t context,
                               const Setting& setting, const Measured& m) {
-  const double bound_seconds = m.step_bytes / machine.stream_bytes_per_second;
+  const bool bounded = machine.stream_bytes_per_second > 0.0;
+  const double bound_seconds = bounded ? m.step_bytes / machine.stream_bytes_per_second : 0.0;
+  const auto if_bounded = [&](double value) { return bounded ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr); };
   // beside the weights, what the session added to what the process held before it was made
   const std::size_t planned = machine.weight_bytes + m.plan_device_bytes + m.plan_host_bytes;
   const std::size_t used = machine.weight_bytes + m.peak_bytes - std::min(m.peak_bytes, m.program_bytes);
@@ -89,9 +93,9 @@ nlohmann::ordered_json row_of(const Options& options, const Machine& machine, co
           {"ms_pass_median", 1e3 * m.median_step_seconds},
           {"ms_pass_p10", 1e3 * m.fast_step_seconds},
           {"step_mib", m.step_bytes / (1 << 20)},
-          {"stream_gb_s", 1e-9 * machine.stream_bytes_per_second},
-          {"ms_bound", 1e3 * bound_seconds},
-          {"of_bound", bound_seconds / m.median_step_seconds},
+          {"stream_gb_s", if_bounded(1e-9 * machine.stream_bytes_per_second)},
+          {"ms_bound", if_bounded(1e3 * bound_seconds)},
+          {"of_bound", if_bounded(bound_seconds / m.median_step_seconds)},
           {"hit", share_of(m.store.predicted_hit, m.store.predictable)},
           {"resident", share_of(m.store.resident_hit, m.store.needed)},
           {"estimated", share_of(m.store.estimated, m.store.needed)},
@@ -121,9 +125,9 @@ void print(const nlohmann::ordered_json& row) {
   fmt::print("{}\n", row.dump());
   std::fflush(stdout);
   const auto number = [&](const char* key) { return row[key].get<double>(); };
-  fmt::print(stderr, "{:10} {:>6} {:36} {:7.1f} tok/s  pass {:6.2f} ms (fastest tenth {:6.2f}), bound {:5.2f} ms ({:.2f})",
-             row["text"].get<std::string>(), row["context"].get<int>(), row["policy"].get<std::string>(), number("tok_s"),
-             number("ms_pass_median"), number("ms_pass_p10"), number("ms_bound"), number("of_bound"));
+  fmt::print(stderr, "{:10} {:>6} {:36} {:7.1f} tok/s  pass {:6.2f} ms (fastest tenth {:6.2f})", row["text"].get<std::string>(),
+             row["context"].get<int>(), row["policy"].get<std::string>(), number("tok_s"), number("ms_pass_median"), number("ms_pass_p10"));
+  if (!row["ms_bound"].is_null()) fmt::print(stderr, ", bound {:5.2f} ms ({:.2f})", number("ms_bound"), number("of_bound"));
   fmt::print(stderr, "  hit {:.3f}  guesses {:.3f}  resident {:.3f}  peak/plan {:.3f}  agree {:.3f}  KL {:.4f}\n", number("hit"),
              number("guesses_right"), number("resident"), number("peak_of_plan"), number("agreement"), number("kl"));
 }
