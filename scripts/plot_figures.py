@@ -6,11 +6,10 @@
     python scripts/plot_figures.py [docs/results [docs/figures]]
 
 paper-prediction.svg: prediction of chunks beside that of tokens, and what the first guess is worth (cpu-prediction.jsonl,
-h200-prediction.jsonl). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl).
+quality.jsonl). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl).
 paper-serving.svg: requests that end within a limit (serving.jsonl). paper-dual-row.svg: attention of two rows (h200-dual-row.jsonl).
-paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl). paper-gather.svg: ways of gathering (h200-gather.jsonl).
-paper-ablations.svg: what each part is worth in speed and in fidelity (h200-decode.jsonl, cpu-ablations.jsonl,
-h200-prediction.jsonl).
+paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl).
+paper-ablations.svg: what each part is worth in speed and in fidelity (h200-decode.jsonl, cpu-ablations.jsonl).
 A figure whose rows are not there is left out. Of rows with the same name the last counts.
 """
 import json
@@ -27,15 +26,6 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS, WAIT, PUBLISHED, FULL, OTHER = "#1f77b4", "#17becf", "#7f7f7f", "#d62728", "#ff7f0e"
-# settings by what they are, as the tables of dualdecoder-bench name them and as its --setting does
-FRONT_RUNNER = ("front-runner, resync always", "dualdecoder resync=always,tail=plain,miss=estimate")
-FRONT_RUNNER_RANDOM = ("front-runner, random first guess", "dualdecoder first_guess=random,resync=never,tail=plain,miss=estimate")
-DUAL_ROW = ("published dual row", "dualdecoder-published")
-DUAL_ROW_RANDOM = ("published dual row, random first guess", "dualdecoder-published first_guess=random")
-PREVIOUS = ("previous step", "dualdecoder predictor=previous-step,tail=plain,miss=estimate")
-AHEAD = ("layer ahead", "dualdecoder predictor=layer-ahead,tail=plain,miss=estimate")
-
-
 class Rows:
     def __init__(self, folder):
         self.folder = folder
@@ -82,43 +72,63 @@ def bars(axis, groups, series):
 
 
 def short_context(row):
-    model = "SmolLM2" if "mollm" in row["model"].lower() else "Qwen2.5-Coder-1.5B"
+    model = re.search(r"SmolLM2|Coder-[0-9.]+B", row["model"], re.IGNORECASE)[0].replace("Smollm2", "SmolLM2")
     tokens = row["context"]
-    return f"{model}\n{tokens // 1024}K" if tokens % 1024 == 0 else f"{model}\n{tokens:,}"
+    return f"{model}\n" + (f"{tokens // 1024}K" if tokens % 1024 == 0 else f"{tokens:,}")
+
+
+def predictions(rows):
+    """{label: {(predictor, field): value}}: means over texts, and over tokens of the questions that both policies answered."""
+    names = {"front-runner, resync always": "front runner", "front-runner, random first guess": "front runner, random",
+             "published dual row": "published", "published dual row, random first guess": "published, random",
+             "previous step": "previous step", "layer ahead": "layer ahead"}
+    fields = "hit", "guesses_right"
+    values, found = {}, {}
+    for row in rows.by(lambda r: (r["text"], r["policy"]), "cpu-prediction.jsonl").values():
+        if row["policy"] in names:
+            for field in fields:
+                found.setdefault((short_context(row), names[row["policy"]], field), []).append(row[field])
+    for (label, name, field), numbers in found.items():
+        values.setdefault(label + ", texts", {})[name, field] = mean(numbers)
+    groups = {}
+    for row in rows.all("quality.jsonl"):
+        name = {"dualdecoder": "front runner", "dualdecoder-published": "published"}.get(row["policy"])
+        if name and not row["setting"]:
+            groups.setdefault((row["model"], row["context"]), {}).setdefault((row["task"], row["seed"]), {})[name] = row
+    for key in sorted(groups, key=lambda k: ("Smol" not in k[0], k)):
+        both = [pair for pair in groups[key].values() if len(pair) == 2 and all(row["hit"] is not None for row in pair.values())]
+        if both:
+            label = short_context(both[0]["published"]) + ", tasks"
+            for name in both[0]:
+                for field in fields:
+                    tokens = sum(pair[name]["n"] for pair in both)
+                    values.setdefault(label, {})[name, field] = sum((pair[name][field] or 0.0) * pair[name]["n"] for pair in both) / tokens
+    return values
 
 
 def prediction(rows, out):
-    cells = {}  # (context's label, setting) -> rows of the texts
-    order = []
-    for row in rows.by(lambda r: (short_context(r), r["text"], r["policy"]), "cpu-prediction.jsonl",
-                       "h200-prediction.jsonl").values():
-        cells.setdefault((short_context(row), row["policy"]), []).append(row)
-        if short_context(row) not in order:
-            order.append(short_context(row))
-    def value(label, names, field):
-        found = [r[field] for name in names for r in cells.get((label, name), [])]
-        return mean(found) if found else None
-    order = [label for label in order if value(label, DUAL_ROW, "hit") is not None]
-    if not order:
+    values = predictions(rows)
+    if not values:
         return
-    order.sort(key=lambda label: ("Smol" not in label, int("".join(c for c in label.split("\n")[1] if c.isdigit()))))
-    figure, axes = plt.subplots(1, 3, figsize=(12.5, 3.6), constrained_layout=True)
+    figure, axes = plt.subplots(1, 3, figsize=(14.5, 3.8), constrained_layout=True, width_ratios=(2.2, 1, 2))
     for axis, title, papers, series in (
         (axes[0], "keys and values against tokens", [(0.88, "chunks, mean")],
-         (("published: chunks", PUBLISHED, DUAL_ROW, "hit"), ("published: guessed token", "#c7c7c7", DUAL_ROW, "guesses_right"),
-          ("front runner: chunks", OURS, FRONT_RUNNER, "hit"), ("front runner: guessed token", "#aec7e8", FRONT_RUNNER, "guesses_right"))),
+         (("published: chunks", PUBLISHED, "published", "hit"), ("published: guessed token", "#c7c7c7", "published", "guesses_right"),
+          ("front runner: chunks", OURS, "front runner", "hit"), ("front runner: guessed token", "#aec7e8", "front runner", "guesses_right"))),
         (axes[1], "first guess true or random", [(0.88, "true, mean"), (0.58, "random, 0.56 to 0.60")],
-         (("published, true", PUBLISHED, DUAL_ROW, "hit"), ("published, random", "#c7c7c7", DUAL_ROW_RANDOM, "hit"),
-          ("front runner, true, mended", OURS, FRONT_RUNNER, "hit"), ("front runner, random", "#aec7e8", FRONT_RUNNER_RANDOM, "hit"))),
+         (("published, true", PUBLISHED, "published", "hit"), ("published, random", "#c7c7c7", "published, random", "hit"),
+          ("front runner, true, mended", OURS, "front runner", "hit"), ("front runner, random", "#aec7e8", "front runner, random", "hit"))),
         (axes[2], "predictors by context", [(0.826, "least, at 128K")],
-         (("front runner", OURS, FRONT_RUNNER, "hit"), ("published dual row", PUBLISHED, DUAL_ROW, "hit"),
-          ("layer ahead", "#2ca02c", AHEAD, "hit"), ("previous step", OTHER, PREVIOUS, "hit")))):
-        bars(axis, order, [(label, colour, [value(o, names, field) for o in order]) for label, colour, names, field in series])
+         (("front runner", OURS, "front runner", "hit"), ("published dual row", PUBLISHED, "published", "hit"),
+          ("layer ahead", "#2ca02c", "layer ahead", "hit"), ("previous step", OTHER, "previous step", "hit")))):
+        order = [label for label in values if axis is not axes[1] or ("published, random", "hit") in values[label]]
+        bars(axis, order, [(label, colour, [values[o].get((name, field)) for o in order]) for label, colour, name, field in series])
         for (share, label), style in zip(papers, (":", "--")):
             axis.axhline(share, color="black", linewidth=0.8, linestyle=style, label=f"paper: {label}")
-        axis.set_ylim(0, 1.5)
+        axis.set_ylim(0, 1.7)
         axis.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
         finish(axis, title, "share")
+        axis.tick_params(axis="x", labelsize=7)
     save(figure, out / "paper-prediction.svg")
 
 
@@ -212,29 +222,10 @@ def urgent_lane(rows, out):
     save(figure, out / "paper-urgent-lane.svg")
 
 
-def gather(rows, out):
-    found = rows.by(lambda r: (r["item_bytes"], r["way"], r["workers"]), "h200-gather.jsonl")
-    if not found:
-        return
-    ways = [("cpu", 1, "one thread\nof the host"), ("cpu", 16, "16 threads\nof the host"), ("copy-calls", 1, "copy engine,\na call each"),
-            ("copy-batch", 1, "copy engine,\none batch"), ("zero-copy", 4, "kernel,\n4 blocks"), ("zero-copy", 16, "kernel,\n16 blocks")]
-    ways = [way for way in ways if (4096, *way[:2]) in found]
-    figure, axis = plt.subplots(figsize=(7.5, 3.4), constrained_layout=True)
-    bars(axis, [label for _, _, label in ways],
-         [(f"pieces of {size // 1024} KiB", colour, [found.get((size, way, workers), {}).get("ms") for way, workers, _ in ways])
-          for size, colour in ((4096, OURS), (2048, "#aec7e8"))])
-    axis.set_yscale("log")
-    finish(axis, "134 MB of scattered chunks from host memory to the device", "milliseconds")
-    save(figure, out / "paper-gather.svg")
-
-
 def ablation_label(policy):
     """What sets a policy apart from the front runner with resync, plain tail and estimate."""
-    name, _, setting = policy.partition(" ")
-    if name != "dualdecoder":
-        return "as published" if name == "dualdecoder-published" and not setting else None
     whole = {"resync": "always", "tail": "plain", "miss": "estimate"}
-    apart = dict(item.split("=") for item in setting.split(","))
+    apart = dict(item.split("=") for item in policy.removeprefix("dualdecoder ").split(","))
     apart = {key: value for key, value in apart.items() if whole.get(key) != value and key != "budget"}
     if "first_guess" in apart or apart.get("predictor") == "published":
         apart.pop("resync", None)  # which is never there
@@ -243,19 +234,12 @@ def ablation_label(policy):
 
 def ablations(rows, out):
     speed = rows.by(lambda r: r["row"], "h200-decode.jsonl")
-    panels = []
-    for file in ("cpu-ablations.jsonl", "h200-prediction.jsonl"):
-        found = rows.all(file)
-        longest = max((r["context"] for r in found), default=0)
-        kl = {}
-        for row in found:
-            label = ablation_label(row["policy"])
-            if row["context"] == longest and label:
-                kl.setdefault(label, {})[row["text"]] = row["kl"]
-        if kl:
-            panels.append((short_context(found[-1] | {"context": longest}).replace("\n", ", "), kl))
-    figure, axes = plt.subplots(1, 1 + len(panels), figsize=(5.0 * (1 + len(panels)), 3.8), constrained_layout=True, squeeze=False)
-    axes = axes[0]
+    kl = {}
+    for row in rows.all("cpu-ablations.jsonl"):
+        kl.setdefault(ablation_label(row["policy"]), {})[row["text"]] = row["kl"]
+    if not kl:
+        return
+    figure, axes = plt.subplots(1, 2, figsize=(10.0, 3.8), constrained_layout=True)
     names = [("", "estimate"), ("-wait", "wait"), ("-published", "  published predictor"), ("-resident", "  no prediction"),
              ("-previous", "  previous step, slots 1x"), ("-pingpong", "  nothing resident, as published"), ("-full", "full attention")]
     names = [(f"8b-128k-b7{suffix}", label) for suffix, label in names if f"8b-128k-b7{suffix}" in speed]
@@ -264,16 +248,15 @@ def ablations(rows, out):
     axes[0].set_yticks(range(len(names)), [label for _, label in names])
     axes[0].set_xlabel("tokens a second", fontsize=8)
     finish(axes[0], "Speed: 8B shape, 128K, batch 7, recorded choices", "", legend=False)
-    for axis, (about, kl) in zip(axes[1:], panels):
-        texts = sorted({text for by_text in kl.values() for text in by_text})
-        height = 0.8 / len(texts)
-        for i, text in enumerate(texts):
-            at = [g + (i - (len(texts) - 1) / 2) * height for g, by_text in enumerate(kl.values()) if text in by_text]
-            found = axis.barh(at, [by_text[text] for by_text in kl.values() if text in by_text], height, label=text, color=(OURS, OTHER)[i % 2])
-            axis.bar_label(found, fmt=lambda v: f"{v:.3g}", fontsize=6, padding=1)
-        axis.set_yticks(range(len(kl)), list(kl))
-        axis.set_xlabel("KL against full attention, nats", fontsize=8)
-        finish(axis, f"Fidelity: {about}", "")
+    texts = sorted({text for by_text in kl.values() for text in by_text})
+    height = 0.8 / len(texts)
+    for i, text in enumerate(texts):
+        at = [g + (i - (len(texts) - 1) / 2) * height for g, by_text in enumerate(kl.values()) if text in by_text]
+        found = axes[1].barh(at, [by_text[text] for by_text in kl.values() if text in by_text], height, label=text, color=(OURS, OTHER)[i % 2])
+        axes[1].bar_label(found, fmt=lambda v: f"{v:.3g}", fontsize=6, padding=1)
+    axes[1].set_yticks(range(len(kl)), list(kl))
+    axes[1].set_xlabel("KL against full attention, nats", fontsize=8)
+    finish(axes[1], "Fidelity: SmolLM2, prompts of 3,000 tokens, budget 256", "")
     for axis in axes:
         axis.invert_yaxis()
         axis.margins(x=0.12)
@@ -286,7 +269,7 @@ def main():
     rows = Rows(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results")
     out = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/figures"
     out.mkdir(parents=True, exist_ok=True)
-    for draw in (prediction, throughput, serving, dual_row, urgent_lane, gather, ablations):
+    for draw in (prediction, throughput, serving, dual_row, urgent_lane, ablations):
         draw(rows, out)
 
 
