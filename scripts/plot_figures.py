@@ -256,7 +256,7 @@ def ablations(rows, out):
         axes[1].bar_label(found, fmt=lambda v: f"{v:.3g}", fontsize=6, padding=1)
     axes[1].set_yticks(range(len(kl)), list(kl))
     axes[1].set_xlabel("KL against full attention, nats", fontsize=8)
-    finish(axes[1], "Fidelity: SmolLM2, prompts of 3,000 tokens, budget 256", "")
+    finish(axes[1], "Fidelity: SmolLM2, 3,000 tokens, budget 256", "")
     for axis in axes:
         axis.invert_yaxis()
         axis.margins(x=0.12)
