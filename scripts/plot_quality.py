@@ -64,9 +64,13 @@ def by_cell(rows, field):
     return sum(values) / max(1, len(values))
 
 
-def mib_while_decoding(rows):
-    """Planned device memory of one sequence, without weights and without what its prefill alone takes."""
-    sums = [sum(size for what, size in row["device_bytes_by_kind"].items() if "prefill" not in what and "one prompt" not in what) for row in rows]
+# what sequences share, or one takes for its prefill alone
+NOT_KEPT = re.compile("prefill|one prompt|dense part|activations")
+
+
+def mib_of_store(rows):
+    """Planned device memory of one sequence while it decodes: what its store keeps."""
+    sums = [sum(size for what, size in row["device_bytes_by_kind"].items() if not NOT_KEPT.search(what)) for row in rows]
     return sum(sums) / len(sums) / 2**20
 
 
@@ -101,7 +105,7 @@ def draw_scores(axis, methods):
 
 
 def draw_front(axes, methods):
-    sides = ((mib_while_decoding, "device memory of a sequence while decoding, weights left out, MiB"),
+    sides = ((mib_of_store, "device memory that a sequence keeps, MiB"),
              (link_mb_a_token, "bytes over the link, MB a token"))
     for axis, (side, label) in zip(axes, sides):
         points = {name: (side(rows), by_token(rows, "kl")) for name, rows in methods.items() if name != "full"}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
-"""Prints the tables of docs/evaluation.md from the rows of dualdecoder-eval, as Markdown, by model and context.
+"""Prints the tables of docs/evaluation.md from the rows of dualdecoder-eval, as Markdown: an overview, then by model and context.
 
     python3 scripts/quality_tables.py [docs/results/quality.jsonl] [--context N] [--model TEXT]
 
@@ -14,7 +14,7 @@ import argparse
 import collections
 import pathlib
 
-from plot_quality import ROOT, by_cell, by_token, link_mb_a_token, mib_while_decoding, read_groups
+from plot_quality import ROOT, by_cell, by_token, link_mb_a_token, mib_of_store, read_groups
 
 RULER = ["niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
          "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"]
@@ -73,7 +73,7 @@ def print_methods(methods):
         score = mean_of_kinds(ruler, "score")
         row_of(f"`{name}`", number(score, 1), number(mean_of_kinds(ruler, "full_score") - score, 1), largest_loss(ruler) if ruler else "-",
                number(by_token(rows, "agreement"), 4), number(by_token(rows, "kl"), 5), number(by_token(rows, "kl95"), 4), number(hit(rows), 3),
-               number(link_mb_a_token(rows), 2), number(mib_while_decoding(rows), 0))
+               number(link_mb_a_token(rows), 2), number(mib_of_store(rows), 0))
 
 
 def print_rivals(methods):
@@ -83,10 +83,10 @@ def print_rivals(methods):
             continue
         # a rival that keeps all on the device moves nothing; the device is then all there is to compare
         fits = {own: those for own, those in methods.items()
-                if is_own(own) and mib_while_decoding(those) <= mib_while_decoding(rows) and (link_mb_a_token(those) <= link_mb_a_token(rows) or link_mb_a_token(rows) == 0)}
+                if is_own(own) and mib_of_store(those) <= mib_of_store(rows) and (link_mb_a_token(those) <= link_mb_a_token(rows) or link_mb_a_token(rows) == 0)}
         best = min(fits, key=lambda own: by_token(fits[own], "kl"), default=None)
-        ours = ["-"] * 4 if best is None else [f"`{best}`", number(by_token(fits[best], "kl"), 5), number(mib_while_decoding(fits[best]), 0), number(link_mb_a_token(fits[best]), 2)]
-        row_of(f"`{name}`", number(by_token(rows, "kl"), 5), number(mib_while_decoding(rows), 0), number(link_mb_a_token(rows), 2), *ours)
+        ours = ["-"] * 4 if best is None else [f"`{best}`", number(by_token(fits[best], "kl"), 5), number(mib_of_store(fits[best]), 0), number(link_mb_a_token(fits[best]), 2)]
+        row_of(f"`{name}`", number(by_token(rows, "kl"), 5), number(mib_of_store(rows), 0), number(link_mb_a_token(rows), 2), *ours)
 
 
 def print_kinds(methods, tasks, cell):
@@ -96,6 +96,23 @@ def print_kinds(methods, tasks, cell):
     for task in tasks_of(first, tasks):
         full = [] if tasks is ROBUSTNESS else [number(100 * by_cell(of_tasks(first, [task]), "full_score"), 0)]
         row_of(f"`{task}`", *full, *(cell(of_tasks(methods[name], [task])) for name in shown))
+
+
+def print_overview(groups):
+    """Methods that stand in most groups: KL / points below full attention / MiB / MB a token, by group."""
+    counts = collections.Counter(name for methods in groups.values() for name in methods)
+    names = [name for name in dict.fromkeys(name for methods in groups.values() for name in methods) if 2 * counts[name] > len(groups)]
+    head_of("method", *(f"{model} {context}" for model, context in groups))
+    for name in names:
+        cells = []
+        for methods in groups.values():
+            if name not in methods:
+                cells.append("-")
+                continue
+            rows = methods[name]
+            loss = mean_of_kinds(rows, "full_score") - mean_of_kinds(rows, "score")
+            cells.append(f"{by_token(rows, 'kl'):.3f} / {loss:.1f} / {mib_of_store(rows):.0f} / {link_mb_a_token(rows):.2f}")
+        row_of(f"`{name}`", *cells)
 
 
 def score_and_kl(rows):
@@ -112,9 +129,10 @@ def main():
     parser.add_argument("--context", type=int)
     parser.add_argument("--model", default="")
     arguments = parser.parse_args()
-    for (model, context), methods in read_groups(arguments.results).items():
-        if arguments.model not in model or arguments.context not in (None, context):
-            continue
+    groups = {(model, context): methods for (model, context), methods in read_groups(arguments.results).items()
+              if arguments.model in model and arguments.context in (None, context)}
+    print_overview(groups)
+    for (model, context), methods in groups.items():
         rows = methods.get("full") or next(iter(methods.values()))
         tasks = collections.Counter(row["task"] for row in rows)
         print(f"\n## {model}, {context} tokens: {len(tasks)} tasks, {len(rows)} questions, {sum(row['n'] for row in rows)} compared tokens\n")

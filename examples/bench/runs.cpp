@@ -127,7 +127,7 @@ Setting setting_named(const std::string& name, int vocabulary) {
   options.calibrate_tail = fields[2] == "calibrated";
   options.miss_policy = fields[3] == "wait" ? MissPolicy::wait : MissPolicy::estimate;
   options.resync = Resync::always;
-  if (fields.size() == 5) options.bias_scale = std::stof(fields[4]);
+  options.bias_scale = fields.size() == 5 ? std::stof(fields[4]) : 1.0F;
   return {name, options};
 }
 

@@ -37,7 +37,7 @@ struct SessionOptions {
   int local_tokens = 128;
   bool tail_estimate = true;
   bool calibrate_tail = true;
-  float bias_scale = 1.0F;
+  float bias_scale = 0.5F;
   StoreKind store = StoreKind::automatic;  ///< automatic: what choose_store finds fastest
   ShadowKvOptions shadow_kv{};
   SpeCacheOptions specache{};

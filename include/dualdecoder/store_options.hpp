@@ -51,7 +51,7 @@ struct SelectionOptions {
   int local_tokens = 128;      ///< last tokens, always resident
   bool tail_estimate = true;   ///< unselected chunks count by their summaries (docs/concepts.md, "Tail estimate"), else they are dropped
   bool calibrate_tail = true;  ///< one log bias per layer and query head, set at the end of prefill
-  float bias_scale = 1.0F;     ///< times the calibrated bias, 0 .. 2
+  float bias_scale = 0.5F;     ///< times the calibrated bias, 0 .. 2
 };
 
 /// Shape, sizes and policies of a store.

@@ -284,7 +284,7 @@ TEST_CASE("selection, tail estimate and calibration equal the brute-force twin",
         for (Layer layer = 0; layer < kLayers; ++layer) {
           for (int head = 0; head < kKvHeads; ++head) {
             for (int g = 0; g < kGroup; ++g) {
-              // calibration equals its formula: the mean over the last 64 prompt queries
+              // calibration equals its formula: the mean over the last 64 prompt queries, times its scale
               double bias = 0.0;
               int used = 0;
               for (int t = 300 - 64; t < 300; ++t) {
@@ -292,7 +292,7 @@ TEST_CASE("selection, tail estimate and calibration equal the brute-force twin",
                 bias += twin.log_ratio(layer, head, 300, text.queries(layer, t), g);
                 ++used;
               }
-              bias /= used;
+              bias *= static_cast<double>(options.selection.bias_scale) / used;
               largest_bias = std::max(largest_bias, std::fabs(bias));
               INFO("dim " << dim << " chunk " << chunk << " step " << step << " layer " << layer << " head " << head << " " << g);
               const auto want = twin.attend(layer, head, g, length, text.queries(layer, length), true, bias);
