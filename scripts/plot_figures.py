@@ -92,8 +92,9 @@ def predictions(rows):
         values.setdefault(label + ", texts", {})[name, field] = mean(numbers)
     groups = {}
     for row in rows.all("quality.jsonl"):
-        name = {"dualdecoder": "front runner", "dualdecoder-published": "published"}.get(row["policy"])
-        if name and not row["setting"]:
+        # every model and context has rows of the whole bias, not all have the default's, half of it
+        name = {("dualdecoder", "bias_scale=1"): "front runner", ("dualdecoder-published", ""): "published"}.get((row["policy"], row["setting"]))
+        if name:
             groups.setdefault((row["model"], row["context"]), {}).setdefault((row["task"], row["seed"]), {})[name] = row
     for key in sorted(groups, key=lambda k: ("Smol" not in k[0], k)):
         both = [pair for pair in groups[key].values() if len(pair) == 2 and all(row["hit"] is not None for row in pair.values())]
