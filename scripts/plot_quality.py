@@ -3,7 +3,9 @@
 """Draws the rows of dualdecoder-eval (docs/evaluation.md explains their fields), one set of figures a model and context.
 
     pip install matplotlib==3.10.7
-    python scripts/plot_quality.py [docs/results/quality.jsonl [docs/figures]]
+    python scripts/plot_quality.py [docs/results/quality.jsonl [docs/figures [TASK...]]]
+
+Of all tasks, or of those named alone.
 
 quality-<model>-<context>-scores.svg: the score of every policy by task, full attention's as a line.
 quality-<model>-<context>-front.svg: mean KL against device bytes and against link traffic; what lies left and below is better, and the
@@ -30,12 +32,14 @@ def question_of(row):
     return row["task"], row["seed"], row["text"]
 
 
-def read_groups(path):
+def read_groups(path, tasks=()):
     """{(model, context): {method: rows}} of the questions that every method has answered, in the order of the file. A method that has
-    answered less than half as many as another is left out."""
+    answered less than half as many as another is left out. With `tasks` others do not count."""
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(path, encoding="utf-8") as lines:
         for row in map(json.loads, filter(str.strip, lines)):
+            if tasks and row["task"] not in tasks:
+                continue
             method = f"{row['policy']} {row['setting']}".strip()
             groups[row["model"], row["context"]][method].append(row)
     for methods in groups.values():
@@ -145,7 +149,7 @@ def main():
     results = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results/quality.jsonl"
     folder = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/figures"
     folder.mkdir(parents=True, exist_ok=True)
-    for (model, context), methods in read_groups(results).items():
+    for (model, context), methods in read_groups(results, sys.argv[3:]).items():
         title = f"{model}, context {context}"
         stem = re.sub(r"[^a-z0-9]+", "-", f"quality-{model}-{context}".lower())
         figure, axis = plt.subplots(figsize=(9.0, 3.6), constrained_layout=True)
