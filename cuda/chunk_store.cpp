@@ -7,7 +7,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/prefetch_bound.hpp"
-#include "cuda/read_statistics.hpp"
+#include "cuda/readout.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/store_upkeep.hpp"
 #include "dualdecoder/error.hpp"
@@ -18,8 +18,6 @@ namespace {
 
 using cpu::ChunkGeometry;
 using cpu::index;
-
-constexpr std::size_t kCounters = static_cast<std::size_t>(Counter::count);
 
 /// Shapes and policies; the arrays are still to be placed.
 StoreLayout layout_of(const StoreOptions& options) {
@@ -112,14 +110,12 @@ std::size_t ChunkStore::calibration_bytes(const StoreOptions& options) {
   return index(options.layers) * index(kCalibrationQueries) * index(options.heads) * index(options.head_dim) * sizeof(float);
 }
 
-std::size_t ChunkStore::readout_bytes() noexcept { return kCounters * sizeof(std::uint64_t) + sizeof(int); }
-
 ChunkStore::ChunkStore(const StoreOptions& options, const StoreResources& resources)
     : options_(options), resources_(resources), book_(options), sequences_(index(options.max_sequences)), layout_(layout_of(options)) {
   const DeviceGuard guard(resources_.ordinal);
   const StreamRef stream = resources_.stream;
   device_ = Buffer(*resources_.device, device_bytes(options), stream);
-  readout_ = Buffer(*resources_.host, readout_bytes(), stream);
+  readout_ = Buffer(*resources_.host, kReadoutBytes, stream);
   Carver placing(device_.data());
   carve(layout_, extras_, placing);
   check(cudaMemsetAsync(device_.data(), 0, device_.bytes(), stream.get()), "cudaMemsetAsync");
@@ -254,11 +250,9 @@ void ChunkStore::commit(const StepView& view, const TransferList& write_back, St
 void ChunkStore::truncate(int slot, int tokens, StreamRef stream) {
   book_.check_sealed(slot, "truncate");
   const DeviceGuard guard(resources_.ordinal);
-  auto* const length = reinterpret_cast<int*>(readout_.data() + kCounters * sizeof(std::uint64_t));
-  check(cudaMemcpyAsync(length, extras_.lengths + slot, sizeof(int), cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-  dualdecoder::detail::SequenceBook::check_kept(tokens, *length);
-  restore_window(layout_, slot, tokens, *length, stream.get());
+  const int length = read_length(extras_.lengths, slot, readout_.data(), stream);
+  dualdecoder::detail::SequenceBook::check_kept(tokens, length);
+  restore_window(layout_, slot, tokens, length, stream.get());
   forget_chunks(layout_, slot, layout_.swaps ? 0 : layout_.range_end(tokens), stream.get());
   set_entry(extras_.lengths, slot, tokens, stream.get());
 }

@@ -45,8 +45,6 @@ class ChunkStore final : public KvStore {
   static std::size_t sequence_bytes(const StoreOptions& options, int tokens);
   /// Bytes on the device of the queries that a sequence keeps until it is sealed.
   static std::size_t calibration_bytes(const StoreOptions& options);
-  /// Pinned bytes through which the host reads counts.
-  static std::size_t readout_bytes() noexcept;
 
  private:
   struct Sequence {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/check.hpp"
+#include "cuda/readout.hpp"
 #include "cuda/store_upkeep.hpp"
 #include "dualdecoder/error.hpp"
 
@@ -135,10 +136,7 @@ void FullStore::commit(const StepView& view, const TransferList& write_back, Str
 void FullStore::truncate(int slot, int tokens, StreamRef stream) {
   book_.check_sealed(slot, "truncate");
   const DeviceGuard guard(resources_.ordinal);
-  const auto* const length = reinterpret_cast<const int*>(readout_.data());
-  check(cudaMemcpyAsync(readout_.data(), lengths_ + slot, sizeof(int), cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-  dualdecoder::detail::SequenceBook::check_kept(tokens, *length);
+  dualdecoder::detail::SequenceBook::check_kept(tokens, read_length(lengths_, slot, readout_.data(), stream));
   set_entry(lengths_, slot, tokens, stream.get());
 }
 

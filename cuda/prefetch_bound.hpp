@@ -5,15 +5,14 @@
 #include <cstddef>
 #include <limits>
 
-#include "dualdecoder/store_options.hpp"
+#include "src/prefetch_bound.hpp"
 
 namespace dualdecoder::cuda {
 
-/// Bound on the loads of one layer in a step, of `bytes` each, 0: none; less than one load is still a bound.
+/// cpu::most_prefetches as StoreLayout takes it: 0 without a bound, so that less than one load is one.
 inline int prefetch_bound(const StoreOptions& options, std::size_t bytes) {
   if (options.prefetch_bytes_per_step == 0) return 0;
-  const std::size_t loads = options.prefetch_bytes_per_step / static_cast<std::size_t>(options.layers) / bytes;
-  return static_cast<int>(std::clamp<std::size_t>(loads, 1, std::numeric_limits<int>::max()));
+  return static_cast<int>(std::clamp<std::size_t>(cpu::most_prefetches(options, bytes), 1, std::numeric_limits<int>::max()));
 }
 
 }  // namespace dualdecoder::cuda

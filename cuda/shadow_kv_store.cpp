@@ -7,7 +7,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/prefetch_bound.hpp"
-#include "cuda/read_statistics.hpp"
+#include "cuda/readout.hpp"
 #include "cuda/store_kernels.hpp"
 #include "cuda/store_upkeep.hpp"
 #include "dualdecoder/error.hpp"
@@ -23,8 +23,6 @@ using cpu::index;
 using dualdecoder::detail::rope_frequencies;
 using dualdecoder::detail::RopeFrequencies;
 
-constexpr std::size_t kCounters = static_cast<std::size_t>(Counter::count);
-constexpr std::size_t kReadoutBytes = kCounters * sizeof(std::uint64_t) + sizeof(int);
 constexpr int kFactoredTokens = 4096;  // that are turned back and multiplied at a time
 
 /// Beside the whole chunks of the local window: the unfinished one, the guess's, and one whose values may still be on their way to the
@@ -292,11 +290,9 @@ void ShadowKvStore::commit(const StepView& view, const TransferList& write_back,
 void ShadowKvStore::truncate(int slot, int tokens, StreamRef stream) {
   book_.check_sealed(slot, "truncate");
   const DeviceGuard guard(resources_.ordinal);
-  auto* const length = reinterpret_cast<int*>(readout_.data() + kCounters * sizeof(std::uint64_t));
-  check(cudaMemcpyAsync(length, extras_.lengths + slot, sizeof(int), cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-  dualdecoder::detail::SequenceBook::check_kept(tokens, *length);
-  restore_shadow_window(layout_, slot, tokens, *length, stream.get());
+  const int length = read_length(extras_.lengths, slot, readout_.data(), stream);
+  dualdecoder::detail::SequenceBook::check_kept(tokens, length);
+  restore_shadow_window(layout_, slot, tokens, length, stream.get());
   forget_chunks(layout_.store, slot, layout_.store.range_end(tokens), stream.get());
   forget_shadow(layout_, slot, layout_.store.range_end(tokens), stream.get());
   set_entry(extras_.lengths, slot, tokens, stream.get());

@@ -7,17 +7,17 @@
 #include <utility>
 
 #include "cuda/check.hpp"
-#include "cuda/read_statistics.hpp"
+#include "cuda/readout.hpp"
 #include "cuda/store_upkeep.hpp"
 #include "dualdecoder/error.hpp"
 #include "src/chunk_geometry.hpp"
+#include "src/prefetch_bound.hpp"
 
 namespace dualdecoder::cuda {
 namespace {
 
 using cpu::index;
 
-constexpr std::size_t kCounters = static_cast<std::size_t>(Counter::count);
 constexpr std::int64_t kBlocks = 512;  // over all sequences and KV heads, that fill the device
 
 constexpr int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }
@@ -56,8 +56,8 @@ SpeCacheLayout layout_of(const StoreOptions& options) {
   layout.wait_policy = options.miss_policy == MissPolicy::wait;
   layout.prefetch_tokens_per_layer = -1;
   if (options.prefetch_bytes_per_step > 0) {
-    const std::size_t tokens = options.prefetch_bytes_per_step / index(options.layers) / layout.token_bytes;
-    layout.prefetch_tokens_per_layer = static_cast<int>(std::min<std::size_t>(tokens, std::numeric_limits<int>::max()));
+    layout.prefetch_tokens_per_layer =
+        static_cast<int>(std::min<std::size_t>(cpu::most_prefetches(options, layout.token_bytes), std::numeric_limits<int>::max()));
   }
   return layout;
 }
@@ -103,8 +103,6 @@ void SpeCacheStore::carve(SpeCacheLayout& layout, Extras& extras, Carver& carver
   extras.fetch_work = carver.take<std::byte>(fetch_work_bytes(layout));
 }
 
-std::size_t SpeCacheStore::readout_bytes() noexcept { return kCounters * sizeof(std::uint64_t) + sizeof(int); }
-
 void SpeCacheStore::plan(const StoreOptions& options, MemoryPlan& plan) {
   SpeCacheLayout layout = layout_of(options);
   Extras extras;
@@ -119,7 +117,7 @@ void SpeCacheStore::plan(const StoreOptions& options, MemoryPlan& plan) {
   plan.add("exact last tokens", MemoryKind::device, window);
   plan.add("fetched tokens", MemoryKind::device, fetched);
   plan.add("keys and values", MemoryKind::pinned, sequences * host_bytes(layout, options.max_context));
-  plan.add("counts read by the host", MemoryKind::pinned, readout_bytes());
+  plan.add("counts read by the host", MemoryKind::pinned, kReadoutBytes);
 }
 
 SpeCacheStore::SpeCacheStore(const StoreOptions& options, const StoreResources& resources)
@@ -129,7 +127,7 @@ SpeCacheStore::SpeCacheStore(const StoreOptions& options, const StoreResources& 
   Carver counting;
   carve(layout_, extras_, counting);
   device_ = Buffer(*resources_.device, counting.bytes(), stream);
-  readout_ = Buffer(*resources_.host, readout_bytes(), stream);
+  readout_ = Buffer(*resources_.host, kReadoutBytes, stream);
   Carver placing(device_.data());
   carve(layout_, extras_, placing);
   check(cudaMemsetAsync(device_.data(), 0, device_.bytes(), stream.get()), "cudaMemsetAsync");
@@ -222,11 +220,9 @@ void SpeCacheStore::commit(const StepView& view, const TransferList& write_back,
 void SpeCacheStore::truncate(int slot, int tokens, StreamRef stream) {
   book_.check_sealed(slot, "truncate");
   const DeviceGuard guard(resources_.ordinal);
-  auto* const length = reinterpret_cast<int*>(readout_.data() + kCounters * sizeof(std::uint64_t));
-  check(cudaMemcpyAsync(length, extras_.lengths + slot, sizeof(int), cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-  dualdecoder::detail::SequenceBook::check_kept(tokens, *length);
-  cut_copy(layout_, slot, tokens, *length, stream.get());
+  const int length = read_length(extras_.lengths, slot, readout_.data(), stream);
+  dualdecoder::detail::SequenceBook::check_kept(tokens, length);
+  cut_copy(layout_, slot, tokens, length, stream.get());
   set_entry(extras_.lengths, slot, tokens, stream.get());
 }
 

@@ -56,7 +56,6 @@ class SpeCacheStore final : public KvStore {
   };
 
   static void carve(SpeCacheLayout& layout, Extras& extras, Carver& carver);
-  static std::size_t readout_bytes() noexcept;
 
   StoreOptions options_;
   StoreResources resources_;

@@ -5,6 +5,7 @@
 
 #include "cuda/chunk_store.hpp"
 #include "cuda/full_store.hpp"
+#include "cuda/readout.hpp"
 #include "cuda/shadow_kv_store.hpp"
 #include "cuda/specache_store.hpp"
 #include "dualdecoder/error.hpp"
@@ -57,7 +58,7 @@ MemoryPlan cuda_store_plan(const StoreOptions& options) {
   plan.add("slots, summaries, window and work space", MemoryKind::device, ChunkStore::device_bytes(options));
   plan.add("calibration queries of one prefill", MemoryKind::device, ChunkStore::calibration_bytes(options));
   plan.add("keys and values", MemoryKind::pinned, sequences * ChunkStore::sequence_bytes(options, options.max_context));
-  plan.add("counts read by the host", MemoryKind::pinned, ChunkStore::readout_bytes());
+  plan.add("counts read by the host", MemoryKind::pinned, kReadoutBytes);
   return plan;
 }
 

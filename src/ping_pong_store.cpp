@@ -6,6 +6,7 @@
 
 #include "dualdecoder/error.hpp"
 #include "src/planned_pieces.hpp"
+#include "src/prefetch_bound.hpp"
 
 namespace dualdecoder::cpu {
 
@@ -112,10 +113,7 @@ void PingPongStore::load(std::uint64_t run, const StepView& view, Layer target, 
     clear(part_of(buffer, part / options_.kv_heads, part % options_.kv_heads));
   }
   holds_[buffer] = run;
-  std::size_t allowed = index(prefetch.capacity);
-  if (options_.prefetch_bytes_per_step > 0) {
-    allowed = std::min(allowed, options_.prefetch_bytes_per_step / index(options_.layers) / geometry_.chunk_bytes);
-  }
+  const std::size_t allowed = std::min(index(prefetch.capacity), most_prefetches(options_, geometry_.chunk_bytes));
   wishes_.clear();
   for (int place = 0; place < view.sequences; ++place) {
     if (view.mode[place] == RowMode::idle) continue;

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "src/planned_pieces.hpp"
+#include "src/prefetch_bound.hpp"
 
 namespace dualdecoder::cpu {
 
@@ -150,10 +151,7 @@ Layer ResidentStore::resolve_predicted(Layer layer, const StepView& view, const 
   std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
     return std::tuple(a.missed, -a.score, a.slot, a.kv_head, a.chunk) < std::tuple(b.missed, -b.score, b.slot, b.kv_head, b.chunk);
   });
-  std::size_t allowed = candidates_.size();
-  if (options_.prefetch_bytes_per_step > 0) {
-    allowed = std::min(allowed, options_.prefetch_bytes_per_step / index(options_.layers) / geometry_.chunk_bytes);
-  }
+  const std::size_t allowed = std::min(candidates_.size(), most_prefetches(options_, geometry_.chunk_bytes));
   for (const Candidate& candidate : candidates_) {
     const Head head{candidate.slot, target, candidate.kv_head};
     const Slots slots = slots_of(head);

@@ -11,6 +11,7 @@
 
 #include "dualdecoder/error.hpp"
 #include "src/planned_pieces.hpp"
+#include "src/prefetch_bound.hpp"
 #include "src/summary.hpp"
 
 namespace dualdecoder::cpu {
@@ -520,10 +521,7 @@ void ShadowKvStore::prefetch_wishes(Layer target, const TransferList& prefetch) 
   std::sort(wishes_.begin(), wishes_.end(), [](const Wish& a, const Wish& b) {
     return std::tuple(-a.score, a.slot, a.kv_head, a.chunk) < std::tuple(-b.score, b.slot, b.kv_head, b.chunk);
   });
-  std::size_t allowed = index(prefetch.capacity);
-  if (options_.prefetch_bytes_per_step > 0) {
-    allowed = std::min(allowed, options_.prefetch_bytes_per_step / index(options_.layers) / half_bytes());
-  }
+  const std::size_t allowed = std::min(index(prefetch.capacity), most_prefetches(options_, half_bytes()));
   for (const Wish& wish : wishes_) {
     if (index(*prefetch.count) >= allowed) {
       ++statistics_.prefetch_dropped;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/chunk_geometry.hpp"
+#include "src/prefetch_bound.hpp"
 #include "src/summary.hpp"
 
 namespace dualdecoder::cpu {
@@ -240,10 +241,7 @@ Layer SpeCacheStore::resolve_predicted(Layer, const StepView& view, const Predic
   std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
     return std::tuple(-a.score, a.slot, a.kv_head, a.token) < std::tuple(-b.score, b.slot, b.kv_head, b.token);
   });
-  std::size_t allowed = candidates_.size();
-  if (options_.prefetch_bytes_per_step > 0) {
-    allowed = std::min(allowed, options_.prefetch_bytes_per_step / index(options_.layers) / shape_.token_bytes);
-  }
+  const std::size_t allowed = std::min(candidates_.size(), most_prefetches(options_, shape_.token_bytes));
   statistics_.prefetch_dropped += candidates_.size() - allowed;
   for (const Candidate& candidate : std::span(candidates_).first(allowed)) {
     const std::size_t list = list_of(prediction.layer, candidate.kv_head);
