@@ -153,11 +153,20 @@ one() {
     export DUALDECODER_GPU_TESTS=small
     local reports=()
     [[ $tool == memcheck ]] && reports=(--report-api-errors no) # tests make calls fail on purpose, and see for themselves that those do
-    [[ $tool == racecheck ]] && reports=(--kernel-name-exclude kns=nvjet) # cuBLAS's kernels, whose asynchronous copies it takes for hazards
-    command=(compute-sanitizer --tool "$tool" "${reports[@]}" --error-exitcode 99 --print-limit 20 "${command[@]}")
+    [[ $tool == racecheck ]] && reports=(--print-limit 10000) # the last, so that all hazards are there to be told apart below
+    [[ $tool == synccheck ]] && reports=(--num-cuda-barriers 65536) # it tracks fewer by itself, and dies of one too many
+    command=(compute-sanitizer --tool "$tool" --error-exitcode 99 --print-limit 20 "${reports[@]}" "${command[@]}")
     [[ $name == backend || $name == faults ]] && command+=(--no-children)
   fi
   (cd "$root" && exec timeout -k 5 "$limit" "${command[@]}") >"$log" 2>&1 || status=$?
+  # cuBLAS's kernels, whose asynchronous copies racecheck takes for hazards. Leaving them out by name ends the programs with a fault of the
+  # tool's own.
+  if [[ $tool == racecheck && $status == 99 ]]; then
+    local all within
+    all=$(sed -nE 's/^.*RACECHECK SUMMARY: ([0-9]+) hazard.*$/\1/p' "$log" | tail -n 1)
+    within=$(grep -c 'Race reported.*nvjet' "$log" || true)
+    [[ -n $all && $all -gt 0 && $all == "$within" ]] && status=0
+  fi
   local verdict
   verdict=$(verdict_of "$status")
   record "$name" "$tool" "$verdict" "$status" $((SECONDS - begin))
