@@ -22,6 +22,7 @@ using cpu::index;
 /// Shapes and policies; the arrays are still to be placed.
 StoreLayout layout_of(const StoreOptions& options) {
   const ChunkGeometry geometry(options);
+  dualdecoder::detail::require(geometry.value_group == 1, "value_group_chunks", geometry.value_group, "1 on the CUDA backend");
   const bool swaps = options.kind == StoreKind::ping_pong;
   StoreLayout layout{};
   layout.layers = options.layers;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "src/chunk_geometry.hpp"
 
@@ -14,6 +15,18 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 /// Rows of scores are padded to whole vectors of any instruction set.
 constexpr std::size_t padded(int count) { return (index(count) + 15) / 16 * 16; }
+
+/// Replaces weights by their sums over groups of `together`, of the first of which `cut_off` come before weights[0]. Returns how many
+/// groups there are.
+int sum_groups(float* weights, int count, int cut_off, int together) {
+  int groups = 0;
+  for (int first = 0; first < count;) {
+    const int end = std::min(count, first + together - (groups == 0 ? cut_off : 0));
+    weights[groups++] = std::accumulate(weights + first, weights + end, 0.0F);
+    first = end;
+  }
+  return groups;
+}
 
 }  // namespace
 
@@ -114,8 +127,15 @@ void AttentionRunner::run_part(const AttentionJob& job, int part_index, int work
                          dim);
   }
   if (part.tail) {
-    kernels_.add_summaries(scores, score_stride_, group, job.tail.value_means + index(part.first) * (dim / 2),
-                           job.tail.value_scales + part.first, index(part.count), dim, kNegligible, values);
+    const Tail& tail = job.tail;
+    const int first_group = (tail.cut_off + part.first) / tail.value_group;
+    const int cut_off = (tail.cut_off + part.first) % tail.value_group;
+    int groups = part.count;
+    for (int g = 0; g < group && tail.value_group > 1; ++g) {
+      groups = sum_groups(scores + index(g) * score_stride_, part.count, cut_off, tail.value_group);
+    }
+    kernels_.add_summaries(scores, score_stride_, group, tail.value_means + index(first_group) * (dim / 2), tail.value_scales + first_group,
+                           index(groups), dim, kNegligible, values);
   } else {
     kernels_.add_values(scores, score_stride_, group, job.segments + part.first, part.count, layout_, values);
   }

@@ -15,13 +15,15 @@
 
 namespace dualdecoder::cpu {
 
-/// Chunks that are estimated from their summaries: chunk c adds mass exp(score_c + shift) with value scale_c * mean_c
-/// (docs/concepts.md, "Tail estimate").
+/// Chunks that are estimated from their summaries: chunk c adds mass exp(score_c + shift) with the mean value of its group g, scale_g *
+/// mean_g (docs/concepts.md, "Tail estimate").
 struct Tail {
   const float* scores = nullptr;  ///< [group, stride]
   std::size_t stride = 0;
-  const std::uint8_t* value_means = nullptr;  ///< [chunks, dim / 2], see Summary
-  const float* value_scales = nullptr;        ///< [chunks]
+  const std::uint8_t* value_means = nullptr;  ///< [groups, dim / 2], see ValueSummary
+  const float* value_scales = nullptr;        ///< [groups]
+  int value_group = 1;                        ///< chunks of a group
+  int cut_off = 0;                            ///< chunks of the first group that lie before the tail's first
   int chunks = 0;                             ///< 0: no tail
   const float* shifts = nullptr;              ///< [group] log(chunk tokens) + bias
 };

@@ -20,6 +20,8 @@ struct ChunkGeometry {
   int sink_chunks;      ///< always resident, at the beginning
   int window_chunks;    ///< room for the local window, the unfinished chunk and the rows of a pass
   int max_chunks;       ///< whole chunks of the longest sequence
+  int value_group;      ///< chunks whose values have one mean
+  int value_groups;     ///< that max_chunks take
   int selected_chunks;  ///< budget in chunks
   int slots;            ///< of one KV head in a resident store
   std::size_t element_bytes;
@@ -31,8 +33,11 @@ struct ChunkGeometry {
     dim = options.head_dim;
     group = options.heads / options.kv_heads;
     sink_chunks = (selection.sink_tokens + chunk - 1) / chunk;
-    window_chunks = (selection.local_tokens + chunk - 1) / chunk + 3;
+    value_group = selection.value_group_chunks;
+    // of the group that a pass completes no chunk may have left when a row 1 has begun the next chunk
+    window_chunks = std::max((selection.local_tokens + chunk - 1) / chunk + 3, value_group + 1);
     max_chunks = std::max(1, options.max_context / chunk);
+    value_groups = (max_chunks + value_group - 1) / value_group;
     selected_chunks = std::min(selection.budget_tokens / chunk, max_chunks);
     const double wanted = std::ceil(static_cast<double>(options.slots_per_budget) * selected_chunks);
     slots = static_cast<int>(std::min(wanted, static_cast<double>(max_chunks)));

@@ -11,6 +11,7 @@
 namespace dualdecoder::cpu {
 namespace {
 
+constexpr int kMostTogether = 4;  // chunks whose values have one mean
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 AttentionRunner::Limits runner_limits(const StoreOptions& options, const ChunkGeometry& geometry, const StoreResources& resources) {
@@ -42,6 +43,7 @@ ChunkStore::ChunkStore(const StoreOptions& options, const StoreResources& resour
 void ChunkStore::carve(Carver& carver, MemoryPlan& plan) {
   const std::size_t heads = head_count();
   const std::size_t chunks = index(geometry_.max_chunks);
+  const std::size_t value_groups = index(geometry_.value_groups);
   const std::size_t dim = index(geometry_.dim);
   const std::size_t rows = index(options_.max_sequences * options_.rows_per_sequence);
   const std::size_t kv_heads = index(options_.kv_heads);
@@ -53,8 +55,8 @@ void ChunkStore::carve(Carver& carver, MemoryPlan& plan) {
   pieces.enter("sinks and local window");
   key_means_ = carver.take<std::int8_t>(heads * chunks * dim);
   key_scales_ = carver.take<float>(heads * chunks);
-  value_means_ = carver.take<std::uint8_t>(heads * chunks * (dim / 2));
-  value_scales_ = carver.take<float>(heads * chunks);
+  value_means_ = carver.take<std::uint8_t>(heads * value_groups * (dim / 2));
+  value_scales_ = carver.take<float>(heads * value_groups);
   pieces.enter("summaries");
   bias_ = carver.take<float>(index(options_.max_sequences) * index(options_.layers) * index(options_.heads));
   predictions_.carve(carver);
@@ -103,15 +105,22 @@ ChunkStore::Range ChunkStore::range_of(int, int length) const noexcept {
   return {geometry_.sink_chunks, end - geometry_.sink_chunks};
 }
 
-Summary ChunkStore::summary_of(const Head& head, int chunk) const noexcept {
-  const std::size_t at = head_index(head) * index(geometry_.max_chunks) + index(chunk);
-  const std::size_t dim = index(geometry_.dim);
-  return {key_means_ + at * dim, key_scales_ + at, value_means_ + at * (dim / 2), value_scales_ + at};
+template <class At>
+void ChunkStore::summarise_chunk(const Head& head, int chunk, int worker, const At& at) {
+  if (chunk >= geometry_.max_chunks) return;
+  const std::size_t place = head_index(head) * index(geometry_.max_chunks) + index(chunk);
+  summarise_keys(at(chunk), geometry_.layout(), worker_mean(worker), {key_means_ + place * index(geometry_.dim), key_scales_ + place});
+  summarise_group(head, chunk, worker, at);
 }
 
-void ChunkStore::summarise_chunk(const Head& head, int chunk, const void* data, int worker) {
-  if (chunk >= geometry_.max_chunks) return;
-  summarise(data, geometry_.layout(), worker_row_ + index(worker) * index(geometry_.dim) * index(geometry_.group), summary_of(head, chunk));
+template <class At>
+void ChunkStore::summarise_group(const Head& head, int chunk, int worker, const At& at) {
+  const void* chunks[kMostTogether];
+  std::size_t count = 0;
+  for (int j = chunk - chunk % geometry_.value_group; j <= chunk; ++j) chunks[count++] = at(j);
+  const std::size_t place = head_index(head) * index(geometry_.value_groups) + index(chunk / geometry_.value_group);
+  summarise_values({chunks, count}, geometry_.layout(), worker_mean(worker),
+                   {value_means_ + place * index(geometry_.dim / 2), value_scales_ + place});
 }
 
 float* ChunkStore::scores_of(Layer layer, int row, int kv_head) const noexcept {
@@ -182,7 +191,7 @@ void ChunkStore::append(Layer layer, int slot, const KvBlock& block, ConstTensor
         read_elements(block.values, source, dim, row);
         write_elements(row, dim, data, index(chunk) * dim + target, bf16);
       }
-      if ((j + 1) * chunk <= end) summarise_chunk(head, j, data, worker);
+      if ((j + 1) * chunk <= end) summarise_chunk(head, j, worker, [&](int of) { return host_chunk(head, of); });
       if (j < geometry_.sink_chunks || j >= near_begin) std::memcpy(near_chunk(head, j), data, geometry_.chunk_bytes);
     }
   });
@@ -329,11 +338,13 @@ void ChunkStore::attend(Layer layer, const StepView& view, const RowBlock& rows,
         for (int g = 0; g < group; ++g) {
           shifts[g] = std::log(static_cast<float>(geometry_.chunk)) + options_.selection.bias_scale * bias[kv_head * group + g];
         }
-        const std::size_t at = head_index(head) * index(geometry_.max_chunks) + index(range.first);
+        const std::size_t at = head_index(head) * index(geometry_.value_groups) + index(range.first / geometry_.value_group);
         job.tail = {.scores = scores_of(layer, row, kv_head),
                     .stride = index(geometry_.max_chunks),
                     .value_means = value_means_ + at * (dim / 2),
                     .value_scales = value_scales_ + at,
+                    .value_group = geometry_.value_group,
+                    .cut_off = range.first % geometry_.value_group,
                     .chunks = range.count,
                     .shifts = shifts};
       }
@@ -357,7 +368,7 @@ void ChunkStore::commit(const StepView& view, const TransferList& write_back, St
       if (length % geometry_.chunk == 0) {
         const int chunk = length / geometry_.chunk - 1;
         const std::byte* data = near_chunk(head, chunk);
-        summarise_chunk(head, chunk, data, 0);
+        summarise_chunk(head, chunk, 0, [&](int of) { return near_chunk(head, of); });
         write_back.items[(*write_back.count)++] = {data, host_chunk(head, chunk), static_cast<std::uint32_t>(geometry_.chunk_bytes), 0.0F};
         statistics_.write_back_bytes += geometry_.chunk_bytes;
       }
@@ -377,12 +388,17 @@ void ChunkStore::truncate(int slot, int tokens, StreamRef) {
   const int window_before = before.first + before.count;
   book_.truncate(slot, tokens);
   const Range range = range_of(slot, tokens);
+  const int whole = tokens / chunk;
+  const int cut_group = whole - whole % geometry_.value_group;  // its first chunk; commit finds its values in the window
+  const int restored = std::max(geometry_.sink_chunks, std::min(range.first + range.count, cut_group));
   for (int list = 0; list < options_.layers * options_.kv_heads; ++list) {
     const Head head{slot, list / options_.kv_heads, list % options_.kv_heads};
-    for (int j = range.first + range.count; j * chunk < tokens; ++j) {
+    for (int j = restored; j * chunk < tokens; ++j) {
       // what the window had overwritten comes back from the host
       if (j < window_before && j < whole_before) std::memcpy(near_chunk(head, j), host_chunk(head, j), geometry_.chunk_bytes);
     }
+    // its mean is again that of the chunks which are left
+    if (whole > cut_group) summarise_group(head, whole - 1, 0, [&](int of) { return host_chunk(head, of); });
   }
   forget(slot, range.first + range.count);
   forget_predictions(slot);

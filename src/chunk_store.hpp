@@ -116,8 +116,13 @@ class ChunkStore : public KvStore {
  private:
   void initialise();
   void forget_predictions(int slot);
-  Summary summary_of(const Head& head, int chunk) const noexcept;
-  void summarise_chunk(const Head& head, int chunk, const void* data, int worker);
+  /// Summarises a chunk that has become whole; at(j) is where chunk j of its group lies.
+  template <class At>
+  void summarise_chunk(const Head& head, int chunk, int worker, const At& at);
+  /// The mean of values of a group up to its last whole chunk, `chunk`.
+  template <class At>
+  void summarise_group(const Head& head, int chunk, int worker, const At& at);
+  float* worker_mean(int worker) const noexcept { return worker_row_ + index(worker) * index(geometry_.dim) * index(geometry_.group); }
   void keep_queries(Sequence& sequence, Layer layer, const ConstTensor& queries);
   void calibrate(const Head& head, int length, int worker);
   int choose(const float* scores, int count, int capacity, int worker, int* chunks, float* shares) const;
@@ -147,8 +152,8 @@ class ChunkStore : public KvStore {
   std::byte* window_ = nullptr;          // [heads of all sequences, window_chunks] chunk-heads, chunk j at j % window_chunks
   std::int8_t* key_means_ = nullptr;     // [heads of all sequences, max_chunks, dim]
   float* key_scales_ = nullptr;          // [heads of all sequences, max_chunks]
-  std::uint8_t* value_means_ = nullptr;  // [heads of all sequences, max_chunks, dim / 2]
-  float* value_scales_ = nullptr;        // [heads of all sequences, max_chunks]
+  std::uint8_t* value_means_ = nullptr;  // [heads of all sequences, value_groups, dim / 2]
+  float* value_scales_ = nullptr;        // [heads of all sequences, value_groups]
   float* bias_ = nullptr;                // [sequences, layers, heads]
   float* scores_ = nullptr;              // [2 (parity of the layer), rows, kv_heads, group, max_chunks]
   float* queries_ = nullptr;             // [rows, heads, head_dim] scaled

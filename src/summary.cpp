@@ -17,6 +17,13 @@ std::uint16_t narrow(float value) noexcept {
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
+/// Adds the tokens of a whole chunk's keys or values, which begin at element `first` of `base`, to sum [dim].
+void add_tokens(const void* base, std::size_t first, const SegmentLayout& layout, float* sum) {
+  for (std::size_t t = 0; t < layout.chunk; ++t) {
+    for (std::size_t d = 0; d < layout.dim; ++d) sum[d] += element(base, first + t * layout.dim + d, layout.bf16);
+  }
+}
+
 float largest_of(const float* values, std::size_t count) {
   float largest = 0.0F;
   for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(values[i]));
@@ -53,28 +60,31 @@ void write_elements(const float* values, std::size_t count, void* data, std::siz
 
 void mean_of(const void* base, std::size_t first, const SegmentLayout& layout, float* mean) {
   std::fill_n(mean, layout.dim, 0.0F);
-  for (std::size_t t = 0; t < layout.chunk; ++t) {
-    for (std::size_t d = 0; d < layout.dim; ++d) mean[d] += element(base, first + t * layout.dim + d, layout.bf16);
-  }
+  add_tokens(base, first, layout, mean);
   for (std::size_t d = 0; d < layout.dim; ++d) mean[d] /= static_cast<float>(layout.chunk);
 }
 
-void summarise(const void* base, const SegmentLayout& layout, float* mean, const Summary& summary) {
+void summarise_keys(const void* base, const SegmentLayout& layout, float* mean, const KeySummary& summary) {
   mean_of(base, 0, layout, mean);
-  const float key_scale = largest_of(mean, layout.dim) / 127.0F;
-  *summary.key_scale = key_scale;
+  const float scale = largest_of(mean, layout.dim) / 127.0F;
+  *summary.scale = scale;
   for (std::size_t d = 0; d < layout.dim; ++d) {
-    summary.key_mean[d] = static_cast<std::int8_t>(key_scale > 0.0F ? std::nearbyint(mean[d] / key_scale) : 0.0F);
+    summary.mean[d] = static_cast<std::int8_t>(scale > 0.0F ? std::nearbyint(mean[d] / scale) : 0.0F);
   }
-  mean_of(base, layout.chunk * layout.dim, layout, mean);
-  const float value_scale = largest_of(mean, layout.dim) / 7.0F;
-  *summary.value_scale = value_scale;
+}
+
+void summarise_values(std::span<const void* const> chunks, const SegmentLayout& layout, float* mean, const ValueSummary& summary) {
+  std::fill_n(mean, layout.dim, 0.0F);
+  for (const void* base : chunks) add_tokens(base, layout.chunk * layout.dim, layout, mean);
+  for (std::size_t d = 0; d < layout.dim; ++d) mean[d] /= static_cast<float>(chunks.size() * layout.chunk);
+  const float scale = largest_of(mean, layout.dim) / 7.0F;
+  *summary.scale = scale;
   const auto nibble = [&](std::size_t d) {
-    const float level = value_scale > 0.0F ? std::nearbyint(mean[d] / value_scale) : 0.0F;
+    const float level = scale > 0.0F ? std::nearbyint(mean[d] / scale) : 0.0F;
     return static_cast<unsigned>(static_cast<int>(std::clamp(level, -7.0F, 7.0F)) + 8);
   };
   const std::size_t half = layout.dim / 2;
-  for (std::size_t d = 0; d < half; ++d) summary.value_mean[d] = static_cast<std::uint8_t>(nibble(d) | (nibble(d + half) << 4));
+  for (std::size_t d = 0; d < half; ++d) summary.mean[d] = static_cast<std::uint8_t>(nibble(d) | (nibble(d + half) << 4));
 }
 
 }  // namespace dualdecoder::cpu

@@ -50,6 +50,7 @@ struct Options {
   int layers = 0;
   int chunk = 8;
   int budget = 1024;
+  int value_group = 1;
   float slots = 4.0F;
   int threads = 0;
   int repeat = 2;
@@ -67,6 +68,7 @@ std::map<std::string, StepSetting, std::less<>> variants_of(const Options& optio
   SessionOptions base = options_of(find_policy("dualdecoder"), {});
   base.chunk_tokens = options.chunk;
   base.budget_tokens = options.budget;
+  base.value_group_chunks = options.value_group;
   base.slots_per_budget = options.slots;
   base.miss_policy = MissPolicy::estimate;
   base.resync = Resync::always;
@@ -189,6 +191,7 @@ nlohmann::ordered_json json_of(const Options& options, const Row& row, const Ste
       {"batch", row.setting.batch},
       {"policy", o.store == StoreKind::full ? "full" : (o.miss_policy == MissPolicy::wait ? "wait" : "estimate")},
       {"chunk", o.chunk_tokens},
+      {"value_group", o.value_group_chunks},
       {"budget", o.budget_tokens},
       {"slots", o.slots_per_budget},
       {"tok_s", 1e3 * m.tokens_per_step / ms},
@@ -275,6 +278,7 @@ int prefill(const Options& options) {
   SessionOptions session = options_of(find_policy("dualdecoder"), {});
   session.chunk_tokens = options.chunk;
   session.budget_tokens = options.budget;
+  session.value_group_chunks = options.value_group;
   session.slots_per_budget = options.slots;
   const PrefillMeasured m = time_prefill(counted.backend(), weights, session, options.context, options.repeat);
   const double seconds = quantile(m.seconds, 0.5);
@@ -319,6 +323,7 @@ int record(const Options& options) {
   SessionOptions session = options_of(find_policy("dualdecoder"), {});
   session.chunk_tokens = options.chunk;
   session.budget_tokens = options.budget;
+  session.value_group_chunks = options.value_group;
   session.slots_per_budget = options.slots;
   session.miss_policy = MissPolicy::estimate;
   session.resync = Resync::always;
@@ -347,6 +352,7 @@ int main(int argc, char** argv) {
     command->add_option("--steps", options.steps, "passes")->capture_default_str()->check(CLI::Range(2, 100000));
     command->add_option("--chunk", options.chunk, "tokens of a chunk")->capture_default_str();
     command->add_option("--budget", options.budget, "tokens of a selected set")->capture_default_str();
+    command->add_option("--value-group", options.value_group, "chunks whose values share a mean, 1, 2 or 4")->capture_default_str();
     command->add_option("--slots", options.slots, "slots as a multiple of the budget")->capture_default_str();
     command->add_option("--threads", options.threads, "of the host; 0: all")->capture_default_str();
   };

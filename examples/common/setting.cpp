@@ -53,6 +53,7 @@ const std::map<std::string, Key, std::less<>>& keys() {
       {"local", number(&SessionOptions::local_tokens)},
       {"slots", number(&SessionOptions::slots_per_budget)},
       {"bias_scale", number(&SessionOptions::bias_scale)},
+      {"value_group", number(&SessionOptions::value_group_chunks)},
       {"prefetch_bytes", number(&SessionOptions::prefetch_bytes_per_step)},
       {"tail", choice<Tail>({{"drop", Tail::drop}, {"plain", Tail::plain}, {"calibrated", Tail::calibrated}},
                             [](SessionOptions& options, Tail tail) {

@@ -91,6 +91,8 @@ void add_selection_options(CLI::App& app, GenerateOptions& options) {
   app.add_flag("--tail-estimate,!--no-tail-estimate", session.tail_estimate, "unselected chunks count by their summaries (default)");
   app.add_flag("--calibrate-tail,!--no-calibrate-tail", session.calibrate_tail, "calibrate that estimate on the prompt (default)");
   app.add_option("--bias-scale", session.bias_scale, "times the calibrated bias");
+  app.add_option("--value-group-chunks,--value-group", session.value_group_chunks,
+                 "chunks whose values share a mean in that estimate: 1, 2 or 4");
 }
 
 void add_memory_options(CLI::App& app, GenerateOptions& options) {

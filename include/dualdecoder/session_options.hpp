@@ -38,6 +38,7 @@ struct SessionOptions {
   bool tail_estimate = true;
   bool calibrate_tail = true;
   float bias_scale = 0.5F;
+  int value_group_chunks = 1;
   StoreKind store = StoreKind::automatic;  ///< automatic: what choose_store finds fastest
   ShadowKvOptions shadow_kv{};
   SpeCacheOptions specache{};
@@ -125,7 +126,8 @@ inline StoreOptions make_store_options(const ModelConfig& config, const SessionO
                                    .local_tokens = options.local_tokens,
                                    .tail_estimate = options.tail_estimate,
                                    .calibrate_tail = options.calibrate_tail,
-                                   .bias_scale = options.bias_scale},
+                                   .bias_scale = options.bias_scale,
+                                   .value_group_chunks = options.value_group_chunks},
                      .shadow_kv = options.shadow_kv,
                      .rope = config.rope,
                      .specache = options.specache,

@@ -52,6 +52,8 @@ struct SelectionOptions {
   bool tail_estimate = true;   ///< unselected chunks count by their summaries (docs/concepts.md, "Tail estimate"), else they are dropped
   bool calibrate_tail = true;  ///< one log bias per layer and query head, set at the end of prefill
   float bias_scale = 0.5F;     ///< times the calibrated bias, 0 .. 2
+  int value_group_chunks =
+      1;  ///< consecutive chunks whose values have one mean in the estimate, 1, 2 or 4 (docs/concepts.md, "Tail estimate")
 };
 
 /// Shape, sizes and policies of a store.
@@ -100,6 +102,8 @@ inline void validate(const SelectionOptions& options) {
   detail::require(options.sink_tokens >= 0 && options.sink_tokens <= 4096, "sink_tokens", options.sink_tokens, "in 0 .. 4096");
   detail::require(options.local_tokens >= 1 && options.local_tokens <= 65536, "local_tokens", options.local_tokens, "in 1 .. 65536");
   detail::require(options.bias_scale >= 0.0F && options.bias_scale <= 2.0F, "bias_scale", options.bias_scale, "in 0 .. 2");
+  const int together = options.value_group_chunks;
+  detail::require(together == 1 || together == 2 || together == 4, "value_group_chunks", together, "1, 2 or 4");
 }
 
 inline void validate(const ShadowKvOptions& options) {

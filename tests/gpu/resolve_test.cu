@@ -333,8 +333,10 @@ class Runner {
     std::vector<std::uint8_t> values(dim / 2);
     float key_scale = 0.0F;
     float value_scale = 0.0F;
-    cpu::summarise(near_chunk(list, chunk), {static_cast<std::size_t>(layout.chunk), dim, true}, mean.data(),
-                   {keys.data(), &key_scale, values.data(), &value_scale});
+    const cpu::SegmentLayout segments{static_cast<std::size_t>(layout.chunk), dim, true};
+    const void* const whole = near_chunk(list, chunk);
+    cpu::summarise_keys(whole, segments, mean.data(), {keys.data(), &key_scale});
+    cpu::summarise_values({&whole, 1}, segments, mean.data(), {values.data(), &value_scale});
     const std::size_t at = list * arrays_.chunks() + static_cast<std::size_t>(chunk);
     const bool scales =
         StoreArrays::get(layout.key_scales + at, 1)[0] == key_scale && StoreArrays::get(layout.value_scales + at, 1)[0] == value_scale;

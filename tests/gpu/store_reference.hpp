@@ -44,7 +44,10 @@ class Reference {
     for (const auto& chunk : chunks_) {
       Quantised q{std::vector<std::int8_t>(dim), 0.0F, std::vector<std::uint8_t>(dim / 2), 0.0F};
       std::vector<float> mean(dim);
-      cpu::summarise(chunk.data(), {at(chunk_), dim, true}, mean.data(), {q.keys.data(), &q.key_scale, q.values.data(), &q.value_scale});
+      const cpu::SegmentLayout layout{at(chunk_), dim, true};
+      const void* const whole = chunk.data();
+      cpu::summarise_keys(whole, layout, mean.data(), {q.keys.data(), &q.key_scale});
+      cpu::summarise_values({&whole, 1}, layout, mean.data(), {q.values.data(), &q.value_scale});
       summaries_.push_back(std::move(q));
     }
   }

@@ -78,6 +78,7 @@ TEST_CASE("Options that no session can run are refused by name", "[session]") {
   refused([](SessionOptions& o) { o.sink_tokens = -1; }, {"sink_tokens = -1"});
   refused([](SessionOptions& o) { o.local_tokens = 0; }, {"local_tokens = 0"});
   refused([](SessionOptions& o) { o.bias_scale = 3.0F; }, {"bias_scale = 3"});
+  refused([](SessionOptions& o) { o.value_group_chunks = 3; }, {"value_group_chunks = 3", "1, 2 or 4"});
   refused([](SessionOptions& o) { o.slots_per_budget = 0.5F; }, {"slots_per_budget = 0.5"});
   refused([](SessionOptions& o) { o.kv_type = DataType::i8; }, {"kv_type = i8", "f32 or bf16"});
   refused([](SessionOptions& o) { o.prefill_block = -1; }, {"prefill_block = -1", "or more"});

@@ -54,8 +54,8 @@ class ImmediateScheduler final : public TransferScheduler {
 };
 
 /// Row 0's attention from its definition, in double precision: exact over sinks, chosen chunks, window and itself, and where the options
-/// ask for it every other chunk as tokens that all have the mean key and value (docs/concepts.md, "Tail estimate"; keys int8 and values
-/// int4 with one scale each). `chosen` holds the chunks of each KV head. Tails are not calibrated here.
+/// ask for it every other chunk as tokens that all have its mean key and the mean value of its group (docs/concepts.md, "Tail estimate";
+/// keys int8 and values int4 with one scale each). `chosen` holds the chunks of each KV head. Tails are not calibrated here.
 class SparseTwin {
  public:
   SparseTwin(const StoreOptions& options, const Story& story, Layer layer, int position)
@@ -82,7 +82,11 @@ class SparseTwin {
     }
     for (int c = sinks; options_.selection.tail_estimate && c < window; ++c) {
       if (std::binary_search(chosen.begin(), chosen.end(), c)) continue;
-      add(head, quantised(numbers(keys_, head, c * chunk, chunk), 127), quantised(numbers(values_, head, c * chunk, chunk), 7), chunk, sum);
+      const int together = options_.selection.value_group_chunks;
+      const int group = c / together * together;
+      const int whole = std::min(together, position_ / chunk - group);  // chunks of the group
+      add(head, quantised(numbers(keys_, head, c * chunk, chunk), 127), quantised(numbers(values_, head, group * chunk, whole * chunk), 7),
+          chunk, sum);
     }
     for (std::size_t i = 0; i < dim_; ++i) sum[i] /= sum[dim_];
     sum.pop_back();
@@ -171,6 +175,7 @@ Plan plan_of(std::uint64_t seed) {
   options.selection.local_tokens = 1 + random.below(12);
   options.selection.tail_estimate = random.chance(0.7);
   options.selection.calibrate_tail = random.chance(0.3);
+  if (testing::Random together(seed ^ 0x96000U); together.chance(0.5)) options.selection.value_group_chunks = 2 << together.below(2);
   plan.covers_context = random.chance(0.3);
   options.selection.budget_tokens = plan.covers_context ? options.max_context : options.selection.chunk_tokens * (1 + random.below(4));
   options.slots_per_budget = 1.0F + static_cast<float>(random.below(5)) * 0.5F;

@@ -2,7 +2,7 @@
 //
 // The CPU stores against a twin in double precision that follows docs/concepts.md (selection, tail estimate) from scratch: chunk means,
 // softmax over chunks per query head, maximum over the group, top-k, and attention over every token with the unselected chunks replaced by
-// their estimates.
+// their estimates, whose values may be the mean of several chunks.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -74,7 +74,7 @@ class Twin {
 
   /// log(n) + score of chunk c for a query head, from int8 means.
   double estimate(Layer layer, int head, const float* query, int c) {
-    const std::vector<double> mean = quantised(layer, head, c, true);
+    const std::vector<double> mean = quantised(layer, head, c, 1, true);
     double dot = 0.0;
     for (int d = 0; d < text_.dim; ++d) dot += query[d] * mean[at(d)];
     return dot / std::sqrt(double(text_.dim));
@@ -127,7 +127,7 @@ class Twin {
     for (int c = first_chunk(); tail && c < end_chunk(length); ++c) {
       if (std::binary_search(chosen.begin(), chosen.end(), c)) continue;
       const double weight = chunk() * std::exp(estimate(layer, head, query, c) + bias);
-      const std::vector<double> mean = quantised(layer, head, c, false);
+      const std::vector<double> mean = group_value(layer, head, c, length);
       sum += weight;
       for (int d = 0; d < text_.dim; ++d) out[at(d)] += weight * mean[at(d)];
     }
@@ -154,13 +154,21 @@ class Twin {
     for (int d = 0; d < text_.dim; ++d) dot += query[d] * text_.key(layer, t, head)[d];
     return dot / std::sqrt(double(text_.dim));
   }
-  std::vector<double> quantised(Layer layer, int head, int c, bool keys) {
+  /// Mean value of the aligned group of chunk c, as far as its chunks are whole after `length` tokens.
+  std::vector<double> group_value(Layer layer, int head, int c, int length) {
+    const int together = options_.selection.value_group_chunks;
+    const int first = c / together * together;
+    return quantised(layer, head, first, std::min(together, length / chunk() - first), false);
+  }
+  std::vector<double> quantised(Layer layer, int head, int first, int chunks, bool keys) {
     std::vector<double> mean(at(text_.dim), 0.0);
     double largest = 0.0;
     for (int d = 0; d < text_.dim; ++d) {
       float sum = 0.0F;  // in the order and precision of the store, so that levels agree
-      for (int t = c * chunk(); t < (c + 1) * chunk(); ++t) sum += keys ? text_.key(layer, t, head)[d] : text_.value(layer, t, head)[d];
-      mean[at(d)] = sum / float(chunk());
+      for (int t = first * chunk(); t < (first + chunks) * chunk(); ++t) {
+        sum += keys ? text_.key(layer, t, head)[d] : text_.value(layer, t, head)[d];
+      }
+      mean[at(d)] = sum / float(chunks * chunk());
       largest = std::max(largest, std::fabs(mean[at(d)]));
     }
     const float levels = keys ? 127.0F : 7.0F;
@@ -306,6 +314,38 @@ TEST_CASE("selection, tail estimate and calibration equal the brute-force twin",
   }
 }
 
+TEST_CASE("chunks whose values share a mean equal the brute-force twin, with groups cut by sinks and window", "[store]") {
+  for (const int together : {2, 4}) {
+    for (const int sinks : {4, 8, 12}) {  // one to three chunks
+      for (const int local : {1, 24}) {   // with one token the group at the window is not complete
+        StoreOptions options = small_options(24);
+        options.rows_per_sequence = 2;  // row 1 begins the next chunk
+        options.selection.sink_tokens = sinks;
+        options.selection.local_tokens = local;
+        options.selection.value_group_chunks = together;
+        options.selection.calibrate_tail = false;
+        Text text(24, 330, unsigned(together + sinks + local));
+        Bench bench(options);
+        bench.prefill(text, 290, 53);
+        Twin twin(options, text);
+        for (int step = 0; step < 30; ++step) {
+          if (step == 20) {  // back into a group, and on with the same text
+            bench.store->truncate(0, 295, bench.backend->stream());
+            bench.length = 295;
+          }
+          const int length = bench.length;
+          const auto outs = bench.pass(text, RowMode::dual);
+          for (int h = 0; h < kHeads; ++h) {
+            INFO("together " << together << " sinks " << sinks << " local " << local << " step " << step << " head " << h);
+            const auto want = twin.attend(1, h / kGroup, h % kGroup, length, text.queries(1, length), true, 0.0);
+            expect_near(outs[1].data() + h * 24, want, 3e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("without the tail unselected chunks are dropped", "[store]") {
   StoreOptions options = small_options();
   options.selection.tail_estimate = false;
@@ -403,6 +443,7 @@ TEST_CASE("a context that several threads score in parts equals the brute-force 
   options.selection.chunk_tokens = 4;
   options.max_context = 2400;  // almost 600 chunks: more than two parts of a selection, and more than one of a tail
   options.rows_per_sequence = 2;
+  options.selection.value_group_chunks = GENERATE(1, 2, 4);
   Text text(16, 2400, 19);
   const auto run = [&](int threads) {
     Bench bench(options, threads);
@@ -433,6 +474,7 @@ TEST_CASE("truncate takes a sequence back to an earlier moment", "[store]") {
   for (const StoreKind kind : {StoreKind::resident, StoreKind::ping_pong, StoreKind::full}) {
     StoreOptions options = small_options();
     options.kind = kind;
+    options.selection.value_group_chunks = 4;
     Bench bench(options);
     bench.prefill(text, 300);
     std::vector<std::vector<float>> first;
