@@ -292,7 +292,7 @@ __device__ void attend_to_part(const Pass& pass, const ExactBlock& block) {
 }
 
 /// A split of the tail for the rows of a sequence.
-template <int kDim, int kGroups>
+template <int kDim, int kGroups, int kValueGroup>
 __device__ void attend_to_estimated(const Pass& pass, int place, int first_number, int kv_head, int split) {
   const StoreLayout& layout = pass.layout;
   const StepView& view = pass.view;
@@ -319,8 +319,8 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
     block.chosen_count[r] = live ? pass.by_row.count[chooser] : 0;
   }
   WarpSums<kDim, kGroups> sums;
-  attend_to_tail<kDim, kGroups>(layout, pass.layer, block, sums);
-  store_partial<TailShape<kDim, kGroups>, kDim, kGroups>(sums, block.rows * layout.group, [&](int column) -> float* {
+  attend_to_tail<kDim, kGroups, kValueGroup>(layout, pass.layer, block, sums);
+  store_partial<TailShape<kDim, kGroups, kValueGroup>, kDim, kGroups>(sums, block.rows * layout.group, [&](int column) -> float* {
     const int r = column < layout.group ? 0 : 1;
     if ((block.live >> r & 1U) == 0) return nullptr;
     return pass.partial(place * view.rows_per_sequence + first_number + r, kv_head, pass.exact_parts + split, column - r * layout.group);
@@ -330,7 +330,7 @@ __device__ void attend_to_estimated(const Pass& pass, int place, int first_numbe
 /// Blocks of both kinds in one grid, so that none waits for another kind, with those of a KV head of rows side by side: parts of what they
 /// attend to exactly, then splits of the tail. The kinds alternate over the grid, since one is bound by memory and the other not. Grid:
 /// (part or split, KV head, rows).
-template <int kDim, int kGroups>
+template <int kDim, int kGroups, int kValueGroup>
 __global__ void __launch_bounds__(kAttendThreads, kBlocks<kDim, kGroups>) attend_kernel(const __grid_constant__ Pass pass) {
   wait_for_earlier_kernels();
   let_next_kernel_begin();  // the join, whose blocks find room only when all of this kernel have
@@ -340,7 +340,9 @@ __global__ void __launch_bounds__(kAttendThreads, kBlocks<kDim, kGroups>) attend
   const int first_number = shares ? rows % 2 : 0;
   const int kv_head = static_cast<int>(blockIdx.y);
   const int part = static_cast<int>(blockIdx.x);
-  if (part >= pass.exact_parts) return attend_to_estimated<kDim, kGroups>(pass, place, first_number, kv_head, part - pass.exact_parts);
+  if (part >= pass.exact_parts) {
+    return attend_to_estimated<kDim, kGroups, kValueGroup>(pass, place, first_number, kv_head, part - pass.exact_parts);
+  }
   const RowMode mode = pass.view.mode[place];
   const ExactBlock block{.place = place,
                          .first_number = first_number,
@@ -382,23 +384,32 @@ struct AttendPlan {
   }
 };
 
-template <int kDim, int kGroups>
+template <int kDim, int kGroups, int kValueGroup>
 void launch(const Pass& pass, cudaStream_t stream) {
   constexpr int kExactBytes = AttendShape<kDim, kGroups, kHalves<kGroups>>::kBytes;
-  const int tail_bytes = TailShape<kDim, kGroups>::bytes(pass.layout.columns());
+  const int tail_bytes = TailShape<kDim, kGroups, kValueGroup>::bytes(pass.layout.columns());
   const auto bytes = static_cast<std::size_t>(std::max(kExactBytes, tail_bytes));
   const StoreLayout& layout = pass.layout;
-  const auto kernel = attend_kernel<kDim, kGroups>;
+  const auto kernel = attend_kernel<kDim, kGroups, kValueGroup>;
   allow_shared_memory(kernel, bytes, "attend_chunks: shared memory of a block for this head_dim");
   const dim3 grid(static_cast<unsigned>(pass.exact_parts + (layout.tail ? layout.splits : 0)), static_cast<unsigned>(layout.kv_heads),
                   static_cast<unsigned>(pass.view.rows() / pass.rows));
   check(launch_overlapped(kernel, grid, dim3(kAttendThreads), bytes, stream, pass), "attend_chunks");
 }
 
+template <int kDim, int kGroups>
+void launch_for_values(const Pass& pass, cudaStream_t stream) {
+  switch (pass.layout.tail ? pass.layout.value_group : 1) {
+    case 1: return launch<kDim, kGroups, 1>(pass, stream);
+    case 2: return launch<kDim, kGroups, 2>(pass, stream);
+    default: return launch<kDim, kGroups, 4>(pass, stream);
+  }
+}
+
 template <int kDim>
 void launch_for_group(const Pass& pass, cudaStream_t stream) {
-  if (pass.layout.group * pass.rows > 8) return launch<kDim, 2>(pass, stream);
-  launch<kDim, 1>(pass, stream);
+  if (pass.layout.group * pass.rows > 8) return launch_for_values<kDim, 2>(pass, stream);
+  launch_for_values<kDim, 1>(pass, stream);
 }
 
 }  // namespace

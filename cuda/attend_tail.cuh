@@ -7,23 +7,25 @@
 
 #include "cuda/attend_tokens.cuh"
 
-/// The tail estimate: the warps of a block each sum up 16 tiles of 16 chunks. Value levels are the 16 rows of an instruction, columns
-/// its 8.
+/// The tail estimate: the warps of a block each sum up 16 tiles of 16 chunks, whose values have kValueGroup times fewer means: the weights
+/// of the chunks of a value group are added before they meet its mean. Value levels are the 16 rows of an instruction, columns its 8.
 namespace dualdecoder::cuda {
 
 inline constexpr int kWarpTiles = kSplitChunks / kTileChunks / kAttendWarps;
 inline constexpr int kWarpChunks = kWarpTiles * kTileChunks;
 
 /// How a block of the tail cuts its shared memory.
-template <int kDim, int kGroups>
+template <int kDim, int kGroups, int kValueGroup>
 struct TailShape {
   static constexpr int kColumns = kGroups * 8;
-  static constexpr int kTileBytes = kTileChunks * kDim / 2;
-  static constexpr int kPairBytes = 2 * kTileBytes;
-  static constexpr int kRing = kDim <= 128 && kGroups == 1 ? 2 : 4;  // pairs of tiles on their way
+  static constexpr int kTileBytes = kTileChunks * kDim / 2;             // of values
+  static constexpr int kTurnTiles = kValueGroup > 2 ? kValueGroup : 2;  // of scores, that a turn of a warp weighs
+  static constexpr int kTurnBytes = kTurnTiles / kValueGroup * kTileBytes;
+  static constexpr int kRingTiles = kDim <= 128 && kGroups == 1 ? 4 : 8;
+  static constexpr int kRing = kRingTiles * kTileBytes / kTurnBytes;  // turns whose values are on their way
   // a warp's part: the ring, value scales, then tile maxima and score levels of all columns
-  static constexpr int kScales = kRing * kPairBytes;
-  static constexpr int kScores = kScales + kWarpChunks * 4;
+  static constexpr int kScales = kRing * kTurnBytes;
+  static constexpr int kScores = kScales + kWarpChunks / kValueGroup * 4;
   static constexpr int kTopBytes = kWarpTiles * 4;  // of a column
   static constexpr int kLevelBytes = kWarpChunks * 2;
   static constexpr int kExcludedBytes = 2 * kSplitChunks / 8;  // bits of two rows
@@ -125,35 +127,52 @@ __device__ void mark_excluded(const StoreLayout& layout, const TailBlock& block,
   __syncthreads();
 }
 
-/// Largest weights of value products in f16: 2^15 for the chunks 2t and 2t + 1 of a tile, whose levels arrive as level * 2^-24, and 2^11
-/// for 2t + 8 and 2t + 9, whose levels arrive as level * 2^-20.
+/// Largest products of a value group's scale and weight in f16: 2^15 for the places 2t and 2t + 1 of a tile, whose levels arrive as level *
+/// 2^-24, and 2^11 for 2t + 8 and 2t + 9, whose levels arrive as level * 2^-20.
 inline constexpr float kWeightRange = 32768.0F;
 
-/// Value scales of a lane's eight of the warp's chunks.
+/// Value scales of a lane's share of the warp's value groups, in the order of value_k().
+template <int kValueGroup>
 struct ValueScales {
-  static constexpr int kEach = kWarpChunks / 32;
+  static constexpr int kEach = kWarpChunks / kValueGroup / 32;
+  static constexpr float kRange = kWeightRange / kValueGroup;  // a group weighs as much as so many chunks
   float scale[kEach];
-  static_assert(kEach == 8);
+  static_assert(kEach == 8 || kEach == 4 || kEach == 2);
 
   __device__ static ValueScales load(const StoreLayout& layout, const TailBlock& block, int first) {
-    const int own = min(first + static_cast<int>(threadIdx.x % 32U) * kEach, layout.max_chunks - kEach);  // a multiple of 16
-    const auto* const from =
-        reinterpret_cast<const float4*>(layout.value_scales + block.list * static_cast<std::size_t>(layout.max_chunks) + own);
-    const float4 low = from[0];
-    const float4 high = from[1];
-    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+    const int all = layout.value_tile_count() * kTileChunks;
+    const int own = min(first / kValueGroup + static_cast<int>(threadIdx.x % 32U) * kEach, all - kEach);
+    const float* const from = layout.value_scales + block.list * static_cast<std::size_t>(all) + own;
+    ValueScales out;
+    if constexpr (kEach == 2) {
+      const float2 two = *reinterpret_cast<const float2*>(from);
+      out.scale[0] = two.x;
+      out.scale[1] = two.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; i += 4) {
+        const float4 four = reinterpret_cast<const float4*>(from)[i / 4];
+        out.scale[i] = four.x;
+        out.scale[i + 1] = four.y;
+        out.scale[i + 2] = four.z;
+        out.scale[i + 3] = four.w;
+      }
+    }
+    return out;
   }
-  /// Called when they are wanted, and not before: it waits for them.
+  /// Groups without a chunk in range: nobody has written their scales. Called when they are wanted, and not before: it waits for them.
   __device__ void clear_outside(const TailBlock& block, int first) {
     if (first >= block.begin && first + kWarpChunks <= block.end) return;
-    const int own = first + static_cast<int>(threadIdx.x % 32U) * kEach;
+    const int own = static_cast<int>(threadIdx.x % 32U) * kEach;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (own + i < block.begin || own + i >= block.end) scale[i] = 0.0F;
+      const int in_warp = (own + i) / kTileChunks * kTileChunks + value_group_at(kValueGroup, (own + i) % kTileChunks);
+      const int chunk = first + in_warp * kValueGroup;
+      if (chunk + kValueGroup <= block.begin || chunk >= block.end) scale[i] = 0.0F;
     }
   }
-  /// Times kWeightRange over the largest to `scales` in shared memory, a sixteenth of it for the chunks whose levels arrive sixteen times
-  /// as large. Returns what the products are to be multiplied by.
+  /// Times kRange over the largest to `scales` in shared memory, a sixteenth of it for the groups whose levels arrive sixteen times as
+  /// large. Returns what the products are to be multiplied by.
   __device__ float stage(float* scales) const {
     const int lane = static_cast<int>(threadIdx.x % 32U);
     float largest = 0.0F;
@@ -161,13 +180,19 @@ struct ValueScales {
     for (int i = 0; i < kEach; ++i) largest = fmaxf(largest, scale[i]);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    float factor = largest > 1e-30F ? __fdividef(kWeightRange, largest) : 0.0F;  // smaller values are zero to any reader
-    if (lane % 2 != 0) factor *= 0.0625F;
-    auto* const to = reinterpret_cast<float4*>(scales + lane * kEach);
-    to[0] = {scale[0] * factor, scale[1] * factor, scale[2] * factor, scale[3] * factor};
-    to[1] = {scale[4] * factor, scale[5] * factor, scale[6] * factor, scale[7] * factor};
+    float factor = largest > 1e-30F ? __fdividef(kRange, largest) : 0.0F;  // smaller values are zero to any reader
+    if (lane * kEach % kTileChunks >= 8) factor *= 0.0625F;
+    float* const to = scales + lane * kEach;
+    if constexpr (kEach == 2) {
+      *reinterpret_cast<float2*>(to) = {scale[0] * factor, scale[1] * factor};
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; i += 4) {
+        reinterpret_cast<float4*>(to)[i / 4] = {scale[i] * factor, scale[i + 1] * factor, scale[i + 2] * factor, scale[i + 3] * factor};
+      }
+    }
     __syncwarp();
-    return largest * (16777216.0F / kWeightRange);
+    return largest * (16777216.0F / kRange);
   }
 };
 
@@ -292,10 +317,30 @@ __device__ inline void weigh_chunks(uint2 levels, float shift, std::uint32_t exc
   }
 }
 
+/// Adds up the weights of a lane's chunks by value groups: `chunk` are those of tile i of the kValueGroup tiles of scores that a tile of
+/// values stands for, `group` what the lane has at the end of them, see value_k().
+template <int kValueGroup>
+__device__ inline void add_to_groups(int i, const float (&chunk)[4], float (&group)[4]) {
+  if constexpr (kValueGroup == 1) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) group[k] = chunk[k];
+  } else {
+    const float low = chunk[0] + chunk[1];
+    const float high = chunk[2] + chunk[3];
+    if constexpr (kValueGroup == 2) {
+      group[2 * i] = low;
+      group[2 * i + 1] = high;
+    } else {
+      const bool odd = threadIdx.x % 2U != 0;
+      group[i] = (odd ? high : low) + __shfl_xor_sync(kAllLanes, odd ? low : high, 1);
+    }
+  }
+}
+
 /// Attends to what the block's rows estimate of a split, as far as it is the warp's.
-template <int kDim, int kGroups>
+template <int kDim, int kGroups, int kValueGroup>
 __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const TailBlock& block, WarpSums<kDim, kGroups>& sums) {
-  using Shape = TailShape<kDim, kGroups>;
+  using Shape = TailShape<kDim, kGroups, kValueGroup>;
   const int lane = static_cast<int>(threadIdx.x % 32U);
   const int t = lane % 4;
   const int warp = static_cast<int>(threadIdx.x / 32U);
@@ -309,7 +354,7 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
   // the warp's tiles in range
   const int begin = max(0, (block.begin - first) / kTileChunks);
   const int end = min(kWarpTiles, (block.end - first + kTileChunks - 1) / kTileChunks);
-  ValueScales value_scales = ValueScales::load(layout, block, first);
+  ValueScales value_scales = ValueScales<kValueGroup>::load(layout, block, first);
   float bias[kGroups];
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
@@ -321,23 +366,23 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
   }
   const std::byte* const tiles =
       reinterpret_cast<const std::byte*>(layout.value_tiles) +
-      (block.list * static_cast<std::size_t>(layout.max_chunks / kTileChunks) + static_cast<std::size_t>(first / kTileChunks)) *
+      (block.list * static_cast<std::size_t>(layout.value_tile_count()) + static_cast<std::size_t>(first / (kTileChunks * kValueGroup))) *
           Shape::kTileBytes;
-  const int first_pair = begin / 2 * 2;
-  const std::byte* next = tiles + first_pair * Shape::kTileBytes + lane * 16;
-  int left = (end - first_pair) * Shape::kTileBytes - lane * 16;
-  // the next pair, as far as there is one; where tiles are whole words of lanes, these copy what they read
+  const int first_turn = begin / Shape::kTurnTiles * Shape::kTurnTiles;
+  const std::byte* next = tiles + first_turn / kValueGroup * Shape::kTileBytes + lane * 16;
+  int left = ((end + kValueGroup - 1) / kValueGroup - first_turn / kValueGroup) * Shape::kTileBytes - lane * 16;
+  // the next turn's, as far as there is one; where tiles are whole words of lanes, these copy what they read
   const auto start = [&](int stage) {
-    const std::uint32_t to = shared_address(own + stage * Shape::kPairBytes + lane * 16);
+    const std::uint32_t to = shared_address(own + stage * Shape::kTurnBytes + lane * 16);
 #pragma unroll
-    for (int i = 0; i < Shape::kPairBytes; i += 512) {
-      if (i < left && (i + 512 <= Shape::kPairBytes || lane * 16 + i < Shape::kPairBytes)) {
+    for (int i = 0; i < Shape::kTurnBytes; i += 512) {
+      if (i < left && (i + 512 <= Shape::kTurnBytes || lane * 16 + i < Shape::kTurnBytes)) {
         copy_async(to + static_cast<std::uint32_t>(i), next + i, true);
       }
     }
     commit_copies();
-    next += Shape::kPairBytes;
-    left -= Shape::kPairBytes;
+    next += Shape::kTurnBytes;
+    left -= Shape::kTurnBytes;
   };
   const auto start_first = [&](int from, int to) {
 #pragma unroll 1
@@ -358,7 +403,8 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
   wait_for_copies<Shape::kRing>();
   __syncwarp();
 
-  const std::uint32_t* bits_of[kGroups];  // of the warp's chunks, 32 a word
+  constexpr int kBitWords = Shape::kTurnTiles / 2;  // of a turn
+  const std::uint32_t* bits_of[kGroups];            // of the warp's chunks, 32 a word
   const float* shifts_of[kGroups];
   const std::byte* levels_of[kGroups];
   float largest[kGroups];
@@ -373,21 +419,28 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
     bits_of[n] = excluded + column.row * (kSplitChunks / 32) + warp * (kWarpChunks / 32);
     largest[n] = prepare_column(tops, levels, columns, column.live, begin, end, bits_of[n]);
     sum[n] = 0.0F;
-    shifts_of[n] = tops + first_pair * columns;
-    levels_of[n] = levels + first_pair * columns * (kTileChunks * 2) + t * 8;
+    shifts_of[n] = tops + first_turn * columns;
+    levels_of[n] = levels + first_turn * columns * (kTileChunks * 2) + t * 8;
   }
   __syncwarp();  // columns that are none look at others' scores, and nobody at what becomes of theirs
   sums.clear();
-  const float* scales_of = scales + first_pair * kTileChunks + 2 * t;
-  const auto add_tile = [&](int i, const std::uint32_t(&bits)[kGroups], const std::uint32_t(&words)[kDim / 16]) {
+  const float* scales_of = scales + first_turn / kValueGroup * kTileChunks + 2 * t;
+  // tile i of values of a turn
+  const auto add_tile = [&](int i, const std::uint32_t(&bits)[kGroups][kBitWords], const std::uint32_t(&words)[kDim / 16]) {
     const float2 low_scale = *reinterpret_cast<const float2*>(scales_of + i * kTileChunks);
     const float2 high_scale = *reinterpret_cast<const float2*>(scales_of + i * kTileChunks + 8);
     std::uint32_t weights[kGroups][2];
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       float weight[4];
-      weigh_chunks(*reinterpret_cast<const uint2*>(levels_of[n] + i * columns * (kTileChunks * 2)), shifts_of[n][i * columns],
-                   bits[n] >> (i * 16), weight);
+#pragma unroll
+      for (int j = 0; j < kValueGroup; ++j) {
+        const int tile = i * kValueGroup + j;  // of scores
+        float chunk[4];
+        weigh_chunks(*reinterpret_cast<const uint2*>(levels_of[n] + tile * columns * (kTileChunks * 2)), shifts_of[n][tile * columns],
+                     bits[n][tile / 2] >> (tile % 2 * 16), chunk);
+        add_to_groups<kValueGroup>(j, chunk, weight);
+      }
       sum[n] += (weight[0] + weight[1]) + (weight[2] + weight[3]);
       weights[n][0] = pack_f16(weight[0] * low_scale.x, weight[1] * low_scale.y);
       weights[n][1] = pack_f16(weight[2] * high_scale.x, weight[3] * high_scale.y);
@@ -405,28 +458,33 @@ __device__ void attend_to_tail(const StoreLayout& layout, Layer layer, const Tai
   };
   int stage = 0;
 #pragma unroll 1
-  for (int pair = first_pair; pair < end; pair += 2) {
+  for (int turn = first_turn; turn < end; turn += Shape::kTurnTiles) {
     wait_for_copies<Shape::kRing - 1>();
     if constexpr (kDim % 64 != 0) __syncwarp();
-    const std::byte* const piece = own + stage * Shape::kPairBytes;
-    std::uint32_t bits[kGroups];
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) bits[n] = bits_of[n][pair / 2] >> (2 * t);
-    std::uint32_t words[kDim / 16];
-    load_levels<kDim>(piece, words);
-    add_tile(0, bits, words);
-    if (pair + 1 == end) break;
-    load_levels<kDim>(piece + Shape::kTileBytes, words);
-    if constexpr (kDim % 64 != 0) __syncwarp();  // all have read before the next pair is copied there
-    start(stage);
-    stage = stage == Shape::kRing - 1 ? 0 : stage + 1;
-    add_tile(1, bits, words);
+    const std::byte* const piece = own + stage * Shape::kTurnBytes;
+    std::uint32_t bits[kGroups][kBitWords];
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      shifts_of[n] += 2 * columns;
-      levels_of[n] += 2 * columns * (kTileChunks * 2);
+#pragma unroll
+      for (int w = 0; w < kBitWords; ++w) bits[n][w] = bits_of[n][turn / 2 + w] >> (2 * t);
     }
-    scales_of += 2 * kTileChunks;
+    std::uint32_t words[kDim / 16];
+    load_levels<kDim>(piece, words);
+    if constexpr (kValueGroup == 1) {
+      add_tile(0, bits, words);
+      if (turn + 1 == end) break;
+      load_levels<kDim>(piece + Shape::kTileBytes, words);
+    }
+    if constexpr (kDim % 64 != 0) __syncwarp();  // all have read before the next turn's are copied there
+    start(stage);
+    stage = stage == Shape::kRing - 1 ? 0 : stage + 1;
+    add_tile(kValueGroup == 1 ? 1 : 0, bits, words);
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      shifts_of[n] += Shape::kTurnTiles * columns;
+      levels_of[n] += Shape::kTurnTiles * columns * (kTileChunks * 2);
+    }
+    scales_of += Shape::kTurnTiles / kValueGroup * kTileChunks;
   }
   wait_for_copies<0>();
 #pragma unroll

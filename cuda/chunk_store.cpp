@@ -22,7 +22,6 @@ using cpu::index;
 /// Shapes and policies; the arrays are still to be placed.
 StoreLayout layout_of(const StoreOptions& options) {
   const ChunkGeometry geometry(options);
-  dualdecoder::detail::require(geometry.value_group == 1, "value_group_chunks", geometry.value_group, "1 on the CUDA backend");
   const bool swaps = options.kind == StoreKind::ping_pong;
   StoreLayout layout{};
   layout.layers = options.layers;
@@ -36,6 +35,7 @@ StoreLayout layout_of(const StoreOptions& options) {
   layout.sink_chunks = geometry.sink_chunks;
   layout.window_chunks = geometry.window_chunks;
   layout.local_tokens = options.selection.local_tokens;
+  layout.value_group = geometry.value_group;
   layout.max_chunks = (geometry.max_chunks + kTileChunks - 1) / kTileChunks * kTileChunks;
   layout.splits = (layout.max_chunks + kSplitChunks - 1) / kSplitChunks;
   layout.selected = geometry.selected_chunks;
@@ -68,8 +68,8 @@ void ChunkStore::carve(StoreLayout& layout, Extras& extras, Carver& carver) {
   layout.window = carver.take<std::byte>(lists * index(layout.window_chunks) * layout.chunk_bytes);
   layout.key_means = carver.take<std::int8_t>(lists * chunks * dim);
   layout.key_scales = carver.take<float>(lists * chunks);
-  layout.value_tiles = carver.take<std::uint32_t>(lists * chunks * dim / 8);
-  layout.value_scales = carver.take<float>(lists * chunks);
+  layout.value_tiles = carver.take<std::uint32_t>(lists * index(layout.value_tile_count()) * 2 * dim);
+  layout.value_scales = carver.take<float>(lists * index(layout.value_tile_count()) * kTileChunks);
   layout.bias = carver.take<float>(sequences * index(layout.layers) * index(layout.heads));
   layout.host = carver.take<std::byte*>(sequences);
   layout.host_chunks = carver.take<int>(sequences);
@@ -254,6 +254,7 @@ void ChunkStore::truncate(int slot, int tokens, StreamRef stream) {
   const int length = read_length(extras_.lengths, slot, readout_.data(), stream);
   dualdecoder::detail::SequenceBook::check_kept(tokens, length);
   restore_window(layout_, slot, tokens, length, stream.get());
+  restore_value_group(layout_, slot, tokens, stream.get());
   forget_chunks(layout_, slot, layout_.swaps ? 0 : layout_.range_end(tokens), stream.get());
   set_entry(extras_.lengths, slot, tokens, stream.get());
 }

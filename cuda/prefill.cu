@@ -83,18 +83,22 @@ __global__ void __launch_bounds__(kThreads) append_to_host(StoreLayout layout, B
   const HeadRows keys = block.keys_of(layout, kv_head);
   const HeadRows values = block.values_of(layout, kv_head);
   const std::size_t list = layout.list(block.slot, block.layer, kv_head);
-  const int dim = layout.dim;
   for (int j = first + static_cast<int>(threadIdx.x) / kWarpLanes; j <= last; j += kThreads / kWarpLanes) {
-    const int begin = j * layout.chunk;
-    if (begin + layout.chunk > block.end || j >= layout.max_chunks) continue;
-    const auto* const earlier = reinterpret_cast<const __nv_bfloat16*>(layout.near_chunk(list, j));
-    const int part = layout.chunk * dim;
-    summarise_chunk_with(
-        layout, list, j,
-        [&](int t, int d) { return begin + t >= block.first ? keys.element(begin + t, d) : __bfloat162float(earlier[t * dim + d]); },
-        [&](int t, int d) {
-          return begin + t >= block.first ? values.element(begin + t, d) : __bfloat162float(earlier[part + t * dim + d]);
-        });
+    if ((j + 1) * layout.chunk > block.end || j >= layout.max_chunks) continue;
+    // of tokens that an earlier call brought what the device has of them
+    const auto tokens_of = [&](const HeadRows& rows, int part) {
+      return [&layout, rows, list, first = block.first, part](int of) {
+        const int begin = of * layout.chunk;
+        const auto* const earlier = reinterpret_cast<const __nv_bfloat16*>(layout.near_chunk(list, of)) + part;
+        return [dim = layout.dim, rows, first, begin, earlier](int t, int d) {
+          return begin + t >= first ? rows.element(begin + t, d) : __bfloat162float(earlier[t * dim + d]);
+        };
+      };
+    };
+    summarise_keys(layout, list, j, tokens_of(keys, 0));
+    // whoever has the last whole chunk of a value group so far writes the group's mean
+    const bool is_last = (j + 1) % layout.value_group == 0 || (j + 2) * layout.chunk > block.end || j + 1 == layout.max_chunks;
+    if (is_last) summarise_values(layout, list, j, tokens_of(values, layout.chunk * layout.dim));
   }
 }
 

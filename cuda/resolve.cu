@@ -322,7 +322,11 @@ __global__ void __launch_bounds__(kCommitThreads) commit_kernel(StoreLayout layo
   if (length % layout.chunk == 0 && thread < kWarpLanes) {
     const int chunk = length / layout.chunk - 1;
     const std::byte* const data = layout.near_chunk(list, chunk);
-    if (chunk < layout.max_chunks) summarise_chunk(layout, list, chunk, data);
+    if (chunk < layout.max_chunks) {
+      const auto near = [&](int j) { return layout.near_chunk(list, j); };
+      summarise_keys(layout, list, chunk, keys_at(layout, near));
+      summarise_values(layout, list, chunk, values_at(layout, near));
+    }
     if (thread == 0) {
       write_back.items[atomicAdd(write_back.count, 1)] = {data, layout.host_chunk(storage, layer, kv_head, chunk), layout.chunk_bytes,
                                                           0.0F};

@@ -19,7 +19,7 @@
 
 namespace dualdecoder::cuda {
 
-inline constexpr int kTileChunks = 16;     ///< chunks that one matrix instruction scores
+inline constexpr int kTileChunks = 16;     ///< chunks that one matrix instruction scores, value groups that one sums up
 inline constexpr int kSplitChunks = 1024;  ///< chunks that one block sums up; a multiple of kTileChunks
 inline constexpr int kSplitTiles = kSplitChunks / kTileChunks;
 inline constexpr int kLeastPieceTiles = 8;  ///< of those that one block scores; see ScoreCut
@@ -54,6 +54,7 @@ struct StoreLayout {
   int sink_chunks;
   int window_chunks;  ///< ring: chunk j at j % window_chunks
   int local_tokens;
+  int value_group;  ///< chunks whose values have one mean, a value group: 1, 2 or 4
   int max_chunks;   ///< choosable or not, a multiple of kTileChunks
   int splits;       ///< of kSplitChunks that max_chunks takes
   int selected;     ///< chunks of one row list at most
@@ -75,8 +76,8 @@ struct StoreLayout {
   std::byte* window;           ///< [lists, window_chunks] chunk-heads
   std::int8_t* key_means;      ///< [lists, max_chunks, dim]
   float* key_scales;           ///< [lists, max_chunks]
-  std::uint32_t* value_tiles;  ///< [lists, max_chunks / 16, 2 * dim] see value_place()
-  float* value_scales;         ///< [lists, max_chunks]
+  std::uint32_t* value_tiles;  ///< [lists, value_tile_count(), 2 * dim] see value_place()
+  float* value_scales;         ///< [lists, value_tile_count(), 16] see value_k()
   float* bias;                 ///< [max_sequences, layers, heads]
   std::byte** host;      ///< [max_sequences] host tier [layers, kv_heads, host_chunks] chunk-heads or their values, readable by the device
   int* host_chunks;      ///< [max_sequences]
@@ -105,6 +106,10 @@ struct StoreLayout {
   }
   DUALDECODER_HOST_DEVICE std::size_t row_list(int row, int kv_head) const {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(kv_heads) + static_cast<std::size_t>(kv_head);
+  }
+  /// Tiles of kTileChunks value groups that the chunks of a list take.
+  DUALDECODER_HOST_DEVICE int value_tile_count() const {
+    return (max_chunks / kTileChunks + value_group - 1) >> (value_group >> 1);  // kernels that live a few microseconds do not divide
   }
   /// Parts of kPartTokens that sinks and window take.
   DUALDECODER_HOST_DEVICE int near_parts() const { return ((sink_chunks + window_chunks) * chunk + kPartTokens - 1) / kPartTokens; }
@@ -199,21 +204,40 @@ DUALDECODER_HOST_DEVICE inline int score_place(int chunk_in_tile) {
   return chunk_in_tile % 8 / 2 * 4 + chunk_in_tile / 8 * 2 + chunk_in_tile % 2;
 }
 
-/// Place of a value summary's element in its tile of 16 chunks: the order in which mma.m16n8k16 takes it (k = chunk). Each of 32 lanes has
+/// Place of a value group among the 16 of its tile, the k of mma.m16n8k16. A lane t weighs the chunks 2t, 2t + 1, 2t + 8 and 2t + 9 of a
+/// tile of scores, and its part of the instruction are the same k: so these k are of groups whose chunks it weighs itself, in one tile of
+/// scores, or in two; or, of four chunks in four tiles, together with the lane t ^ 1, even lanes those that begin in the first half of a
+/// tile, odd lanes the others.
+DUALDECODER_HOST_DEVICE inline int value_k(int value_group, int group_in_tile) {
+  if (value_group == 1) return group_in_tile;
+  const bool two = value_group == 2;
+  const int t = two ? group_in_tile % 4 : group_in_tile % 2 * 2 + group_in_tile / 2 % 2;
+  const int i = group_in_tile / 4;  // of the lane's four
+  return 2 * t + i % 2 + i / 2 * 8;
+}
+/// The group that has place k: the inverse of value_k().
+DUALDECODER_HOST_DEVICE inline int value_group_at(int value_group, int k) {
+  if (value_group == 1) return k;
+  const int t = k % 8 / 2;
+  const int i = k % 2 + k / 8 * 2;
+  return value_group == 2 ? 4 * i + t : 4 * i + t % 2 * 2 + t / 2;
+}
+
+/// Where the element of the value group at place k lies in its tile: in the order in which mma.m16n8k16 takes it. Each of 32 lanes has
 /// dim / 16 words; where these are whole vectors of four, the first vectors of all lanes lie together, then the second ones. A word holds,
-/// for an even and an odd group j of 8 dims, the four chunks 2t, 2t + 1, 2t + 8 and 2t + 9 of lane t: pair p = (j % 2) * 2 + h at bits 4 p
-/// (chunk 2t + 8h) and 16 + 4 p (chunk 2t + 8h + 1). Nibbles are the level plus 8, -7 .. 7.
+/// for an even and an odd group j of 8 dims, the places 2t, 2t + 1, 2t + 8 and 2t + 9 of lane t: pair p = (j % 2) * 2 + h at bits 4 p
+/// (place 2t + 8h) and 16 + 4 p (place 2t + 8h + 1). Nibbles are the level plus 8, -7 .. 7.
 struct ValuePlace {
   int word;  ///< in the tile
   int shift;
 };
-DUALDECODER_HOST_DEVICE inline ValuePlace value_place(int dim, int chunk_in_tile, int d) {
+DUALDECODER_HOST_DEVICE inline ValuePlace value_place(int dim, int k, int d) {
   const int j = d / 8;
-  const int lane = (d % 8) * 4 + (chunk_in_tile % 8) / 2;
-  const int pair = (j % 2) * 2 + chunk_in_tile / 8;
+  const int lane = (d % 8) * 4 + (k % 8) / 2;
+  const int pair = (j % 2) * 2 + k / 8;
   const int own = j / 2;
   const int word = dim % 64 == 0 ? own / 4 * 128 + lane * 4 + own % 4 : lane * (dim / 16) + own;
-  return {word, (chunk_in_tile % 2) * 16 + pair * 4};
+  return {word, (k % 2) * 16 + pair * 4};
 }
 
 /// Rows that kernels read or write: f32 or bf16, told apart at run time, since they are few next to what a kernel reads.

@@ -7,6 +7,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/summarise.cuh"
 
 namespace dualdecoder::cuda {
 namespace {
@@ -50,6 +51,14 @@ __global__ void copy_to_window(StoreLayout layout, int slot, int first, int end)
   const auto* const from = reinterpret_cast<const uint4*>(layout.host_chunk(slot, layer, kv_head, j));
   auto* const to = reinterpret_cast<uint4*>(layout.near_chunk(layout.list(slot, layer, kv_head), j));
   for (unsigned i = threadIdx.x; i < layout.chunk_bytes / sizeof(uint4); i += blockDim.x) to[i] = from[i];
+}
+
+/// A warp for each list of a storage slot.
+__global__ void summarise_cut_group(StoreLayout layout, int slot, int last) {
+  const int layer = static_cast<int>(blockIdx.x) / layout.kv_heads;
+  const int kv_head = static_cast<int>(blockIdx.x) % layout.kv_heads;
+  summarise_values(layout, layout.list(slot, layer, kv_head), last,
+                   values_at(layout, [&](int j) { return layout.host_chunk(slot, layer, kv_head, j); }));
 }
 
 __global__ void count_rows(int* lengths, StepView view) {
@@ -115,13 +124,22 @@ void forget_chunks(const StoreLayout& layout, int slot, int first_chunk, cudaStr
 }
 
 void restore_window(const StoreLayout& layout, int slot, int tokens, int before, cudaStream_t stream) {
-  const int first = layout.range_end(tokens);
+  const int whole = tokens / layout.chunk;
+  const int cut_group = whole - whole % layout.value_group;  // its first chunk; commit_rows finds its values in the window
+  const int first = std::max(layout.sink_chunks, std::min(layout.range_end(tokens), cut_group));
   const int last = (tokens - 1) / layout.chunk;
   const int end = std::min({last + 1, layout.range_end(before), before / layout.chunk});
   if (end <= first) return;
   const dim3 grid(static_cast<unsigned>(end - first), static_cast<unsigned>(layout.layers * layout.kv_heads));
   copy_to_window<<<grid, kThreads / 2, 0, stream>>>(layout, slot, first, end);
   check_launch("restore_window");
+}
+
+void restore_value_group(const StoreLayout& layout, int slot, int tokens, cudaStream_t stream) {
+  const int whole = tokens / layout.chunk;
+  if (whole % layout.value_group == 0) return;
+  summarise_cut_group<<<static_cast<unsigned>(layout.layers * layout.kv_heads), kWarpLanes, 0, stream>>>(layout, slot, whole - 1);
+  check_launch("restore_value_group");
 }
 
 void count_committed(int* lengths, const StepView& view, cudaStream_t stream) {

@@ -24,6 +24,9 @@ void forget_chunks(const StoreLayout& layout, int slot, int first_chunk, cudaStr
 /// Brings back from the host tier what the window of `tokens` tokens needs of whole chunks that lay before the window of `before` tokens.
 void restore_window(const StoreLayout& layout, int slot, int tokens, int before, cudaStream_t stream);
 
+/// Where `tokens` tokens end within a value group, its mean becomes that of the whole chunks which it is left with, from the host tier.
+void restore_value_group(const StoreLayout& layout, int slot, int tokens, cudaStream_t stream);
+
 /// Sets counts to zero in a kernel that overlaps with its neighbours, which a memset in a recorded step does not.
 void clear_counts(int* counts, std::size_t size, cudaStream_t stream);
 

@@ -25,9 +25,10 @@ struct LaneMeans {
 
 __device__ inline int pair_dim(int pair) { return pair / 8 * 16 + pair % 8; }
 
-/// Means over the tokens, added in the order of the tokens as the CPU store does.
-template <class Load>
-__device__ LaneMeans lane_means(int dim, int tokens, Load load) {
+/// Means over the tokens of `chunks` chunks from `first` on, added in the order of the tokens as the CPU store does. tokens_of(j) gives
+/// what gives the elements of chunk j as floats: element(token, d).
+template <class TokensOf>
+__device__ LaneMeans lane_means(const StoreLayout& layout, int first, int chunks, TokensOf tokens_of) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   LaneMeans means;
   float largest = 0.0F;
@@ -36,14 +37,18 @@ __device__ LaneMeans lane_means(int dim, int tokens, Load load) {
     means.low[i] = 0.0F;
     means.high[i] = 0.0F;
     const int pair = i * kWarpLanes + lane;
-    if (pair >= dim / 2) continue;
+    if (pair >= layout.dim / 2) continue;
     const int d = pair_dim(pair);
-    for (int t = 0; t < tokens; ++t) {
-      means.low[i] += load(t, d);
-      means.high[i] += load(t, d + 8);
+    for (int j = first; j < first + chunks; ++j) {
+      const auto element = tokens_of(j);
+      for (int t = 0; t < layout.chunk; ++t) {
+        means.low[i] += element(t, d);
+        means.high[i] += element(t, d + 8);
+      }
     }
-    means.low[i] = __fdiv_rn(means.low[i], static_cast<float>(tokens));
-    means.high[i] = __fdiv_rn(means.high[i], static_cast<float>(tokens));
+    const auto tokens = static_cast<float>(chunks * layout.chunk);
+    means.low[i] = __fdiv_rn(means.low[i], tokens);
+    means.high[i] = __fdiv_rn(means.high[i], tokens);
     largest = fmaxf(largest, fmaxf(fabsf(means.low[i]), fabsf(means.high[i])));
   }
   means.largest = __uint_as_float(__reduce_max_sync(0xFFFFFFFFU, __float_as_uint(largest)));  // not negative: bits order like values
@@ -58,61 +63,68 @@ __device__ inline int level_of(float mean, float scale, int largest) {
 
 }  // namespace detail
 
-/// Writes the summaries of one whole chunk: keys int8 with scale max|mean| / 127, values int4 with scale max|mean| / 7, both rounded to the
-/// nearest even level, equal to the CPU store's bit for bit. key(token, d) and value(token, d) give elements as floats. Called by a whole
-/// warp; other warps may write other chunks of the same tile meanwhile.
-template <class Key, class Value>
-__device__ void summarise_chunk_with(const StoreLayout& layout, std::size_t list, int chunk, Key key, Value value) {
+/// Writes the mean of a whole chunk's keys, int8 with scale max|mean| / 127 and rounded to the nearest even level, equal to the CPU store's
+/// bit for bit. `tokens_of` as of detail::lane_means(). Called by a whole warp.
+template <class TokensOf>
+__device__ void summarise_keys(const StoreLayout& layout, std::size_t list, int chunk, TokensOf tokens_of) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const std::size_t at = list * static_cast<std::size_t>(layout.max_chunks) + static_cast<std::size_t>(chunk);
+  const detail::LaneMeans keys = detail::lane_means(layout, chunk, 1, tokens_of);
+  const float scale = __fdiv_rn(keys.largest, 127.0F);
+  std::int8_t* const row = layout.key_means + at * static_cast<std::size_t>(layout.dim);
+#pragma unroll
+  for (int i = 0; i < detail::kLanePairs; ++i) {
+    const int pair = i * kWarpLanes + lane;
+    if (pair >= layout.dim / 2) continue;
+    const int d = detail::pair_dim(pair);
+    row[d] = static_cast<std::int8_t>(detail::level_of(keys.low[i], scale, 127));
+    row[d + 8] = static_cast<std::int8_t>(detail::level_of(keys.high[i], scale, 127));
+  }
+  if (lane == 0) layout.key_scales[at] = scale;
+}
+
+/// The same of the values of a group up to its last whole chunk, `chunk`: int4 with scale max|mean| / 7. Other warps may write other groups
+/// of the tile meanwhile.
+template <class TokensOf>
+__device__ void summarise_values(const StoreLayout& layout, std::size_t list, int chunk, TokensOf tokens_of) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const int dim = layout.dim;
-  const std::size_t at = list * static_cast<std::size_t>(layout.max_chunks) + static_cast<std::size_t>(chunk);
-
-  const detail::LaneMeans keys = detail::lane_means(dim, layout.chunk, key);
-  const float key_scale = __fdiv_rn(keys.largest, 127.0F);
-  std::int8_t* const key_row = layout.key_means + at * static_cast<std::size_t>(dim);
+  const int group = chunk / layout.value_group;
+  const int k = value_k(layout.value_group, group % kTileChunks);
+  const std::size_t at = list * static_cast<std::size_t>(layout.value_tile_count()) + static_cast<std::size_t>(group / kTileChunks);
+  const int first = group * layout.value_group;
+  const detail::LaneMeans values = detail::lane_means(layout, first, chunk - first + 1, tokens_of);
+  const float scale = __fdiv_rn(values.largest, 7.0F);
+  std::uint32_t* const tile = layout.value_tiles + at * static_cast<std::size_t>(kTileChunks * dim / 8);
 #pragma unroll
   for (int i = 0; i < detail::kLanePairs; ++i) {
     const int pair = i * kWarpLanes + lane;
     if (pair >= dim / 2) continue;
     const int d = detail::pair_dim(pair);
-    key_row[d] = static_cast<std::int8_t>(detail::level_of(keys.low[i], key_scale, 127));
-    key_row[d + 8] = static_cast<std::int8_t>(detail::level_of(keys.high[i], key_scale, 127));
-  }
-
-  const detail::LaneMeans values = detail::lane_means(dim, layout.chunk, value);
-  const float value_scale = __fdiv_rn(values.largest, 7.0F);
-  const int in_tile = chunk % kTileChunks;
-  std::uint32_t* const tile = layout.value_tiles + (at / kTileChunks) * static_cast<std::size_t>(kTileChunks * dim / 8);
-#pragma unroll
-  for (int i = 0; i < detail::kLanePairs; ++i) {
-    const int pair = i * kWarpLanes + lane;
-    if (pair >= dim / 2) continue;
-    const int d = detail::pair_dim(pair);
-    const ValuePlace low = value_place(dim, in_tile, d);
-    const ValuePlace high = value_place(dim, in_tile, d + 8);  // the same word
-    const auto low_level = static_cast<std::uint32_t>(detail::level_of(values.low[i], value_scale, 7) + 8);
-    const auto high_level = static_cast<std::uint32_t>(detail::level_of(values.high[i], value_scale, 7) + 8);
+    const ValuePlace low = value_place(dim, k, d);
+    const ValuePlace high = value_place(dim, k, d + 8);  // the same word
+    const auto low_level = static_cast<std::uint32_t>(detail::level_of(values.low[i], scale, 7) + 8);
+    const auto high_level = static_cast<std::uint32_t>(detail::level_of(values.high[i], scale, 7) + 8);
     const std::uint32_t mask = (0xFU << low.shift) | (0xFU << high.shift);
     const std::uint32_t levels = (low_level << low.shift) | (high_level << high.shift);
-    // nobody else writes these two nibbles, so what is read of them stays true; the atomic keeps those of other chunks
+    // nobody else writes these two nibbles, so what is read of them stays true; the atomic keeps those of other groups
     std::uint32_t* const word = tile + low.word;
     const std::uint32_t before = *static_cast<const volatile std::uint32_t*>(word);
     atomicXor(word, (before ^ levels) & mask);
   }
-  if (lane == 0) {
-    layout.key_scales[at] = key_scale;
-    layout.value_scales[at] = value_scale;
-  }
+  if (lane == 0) layout.value_scales[at * kTileChunks + static_cast<std::size_t>(k)] = scale;
 }
 
-/// The same of the chunk-head at `data`, bf16 keys [chunk, dim], then values [chunk, dim].
-__device__ inline void summarise_chunk(const StoreLayout& layout, std::size_t list, int chunk, const std::byte* data) {
-  const auto* const keys = reinterpret_cast<const __nv_bfloat16*>(data);
-  const __nv_bfloat16* const values = keys + layout.chunk * layout.dim;
-  const int dim = layout.dim;
-  summarise_chunk_with(
-      layout, list, chunk, [=](int t, int d) { return __bfloat162float(keys[t * dim + d]); },
-      [=](int t, int d) { return __bfloat162float(values[t * dim + d]); });
+/// Elements of the tokens of chunk-heads, bf16 keys [chunk, dim], then values [chunk, dim]; at(j) is where chunk j lies.
+template <class At>
+__device__ auto keys_at(const StoreLayout& layout, At at) {
+  return [dim = layout.dim, at](int j) {
+    return [dim, keys = reinterpret_cast<const __nv_bfloat16*>(at(j))](int t, int d) { return __bfloat162float(keys[t * dim + d]); };
+  };
+}
+template <class At>
+__device__ auto values_at(const StoreLayout& layout, At at) {
+  return keys_at(layout, [half = layout.chunk_bytes / 2, at](int j) { return at(j) + half; });
 }
 
 }  // namespace dualdecoder::cuda

@@ -28,6 +28,7 @@ struct Case {
   bool ping_pong = false;
   bool tail = true;
   bool row1_as_row0 = false;
+  int value_group = 1;
   float bias_scale = 1.0F;
   double resident = 0.8;         ///< of the chosen chunks
   float deviation = 1.0F;        ///< of queries
@@ -59,6 +60,7 @@ class World {
     l.sink_chunks = c.sink_chunks;
     l.local_tokens = c.local_tokens;
     l.window_chunks = (c.local_tokens + c.chunk - 1) / c.chunk + 3;
+    l.value_group = c.value_group;
     l.max_chunks = (longest / c.chunk + kTileChunks) / kTileChunks * kTileChunks;
     l.splits = (l.max_chunks + kSplitChunks - 1) / kSplitChunks;
     l.selected = c.selected;
@@ -76,8 +78,8 @@ class World {
     window_.assign(lists * at(l.window_chunks) * l.chunk_bytes / 2, kNanBits);
     data_.assign(slot_lists_ * at(l.slots) * l.chunk_bytes / 2, kNanBits);
     slot_table_.assign(slot_lists_ * at(l.max_chunks), -1);
-    tiles_.assign(lists * at(l.max_chunks) * at(c.dim) / 8, 0xFFFFFFFFU);
-    value_scales_.assign(lists * at(l.max_chunks), NAN);
+    tiles_.assign(lists * at(l.value_tile_count() * 2 * c.dim), 0xFFFFFFFFU);
+    value_scales_.assign(lists * at(l.value_tile_count() * kTileChunks), NAN);
     bias_.assign(at(l.max_sequences * l.layers * l.heads), NAN);
     tile_max_.assign(l.score_lists() * at(l.columns() * l.splits * kSplitTiles), NAN);
     score_levels_.assign(l.score_lists() * at(l.columns() * l.max_chunks), 0);
@@ -192,9 +194,9 @@ class World {
       }
     }
     std::uniform_int_distribution<int> level(-7, 7);
-    for (int j = c_.sink_chunks; j < end; ++j) {
-      value_scales_[list * at(layout_.max_chunks) + at(j)] = 0.1F * std::exp(normal(random));
-      for (int d = 0; d < c_.dim; ++d) set_level(list, j, d, level(random));
+    for (int group = c_.sink_chunks / c_.value_group; group * c_.value_group < end; ++group) {
+      value_scales_[scale_place(list, group)] = 0.1F * std::exp(normal(random));
+      for (int d = 0; d < c_.dim; ++d) set_level(list, group, d, level(random));
     }
     for (int g = 0; g < c_.group; ++g) {
       bias_[at((slot_of_[at(s)] * layout_.layers + kLayer) * layout_.heads + kv_head * c_.group + g)] = normal(random);
@@ -267,19 +269,24 @@ class World {
     return static_cast<double>(tile_max_[top_place(row, kv_head, g, j)]) - score_levels_[level_place(row, kv_head, g, j)] / 4096.0;
   }
 
-  void set_level(std::size_t list, int j, int d, int level) {
-    const ValuePlace place = value_place(c_.dim, j % kTileChunks, d);
-    std::uint32_t& word = tiles_[level_word(list, j, place)];
+  void set_level(std::size_t list, int group, int d, int level) {
+    const ValuePlace place = place_of(group, d);
+    std::uint32_t& word = tiles_[value_tile(list, group) * at(2 * c_.dim) + at(place.word)];
     word = (word & ~(0xFU << place.shift)) | static_cast<std::uint32_t>(level + 8) << place.shift;
   }
+  /// Of a chunk, which is that of its group.
+  float value_scale(std::size_t list, int j) const { return value_scales_[scale_place(list, j / c_.value_group)]; }
   float value_mean(std::size_t list, int j, int d) const {
-    const ValuePlace place = value_place(c_.dim, j % kTileChunks, d);
-    const auto nibble = static_cast<int>(tiles_[level_word(list, j, place)] >> place.shift & 0xFU);
-    return static_cast<float>(nibble - 8) * value_scales_[list * at(layout_.max_chunks) + at(j)];
+    const int group = j / c_.value_group;
+    const ValuePlace place = place_of(group, d);
+    const std::uint32_t word = tiles_[value_tile(list, group) * at(2 * c_.dim) + at(place.word)];
+    return static_cast<float>(static_cast<int>(word >> place.shift & 0xFU) - 8) * value_scale(list, j);
   }
-  std::size_t level_word(std::size_t list, int j, const ValuePlace& place) const {
-    return (list * at(layout_.max_chunks / kTileChunks) + at(j / kTileChunks)) * at(2 * c_.dim) + at(place.word);
+  std::size_t value_tile(std::size_t list, int group) const { return list * at(layout_.value_tile_count()) + at(group / kTileChunks); }
+  std::size_t scale_place(std::size_t list, int group) const {
+    return value_tile(list, group) * at(kTileChunks) + at(value_k(c_.value_group, group % kTileChunks));
   }
+  ValuePlace place_of(int group, int d) const { return value_place(c_.dim, value_k(c_.value_group, group % kTileChunks), d); }
 
   void write_rows() {
     for (int row = 0; row < rows(); ++row) {
@@ -335,7 +342,7 @@ class World {
         const std::uint16_t* const chunk = data_.data() + (slot_list(slot, kv_head) * at(layout_.slots) + at(in_slot)) * elements();
         for (int t = 0; t < c_.chunk; ++t) add_token(chunk + t * c_.dim);
       } else if (c_.tail) {
-        largest_value = std::max(largest_value, 7.0 * static_cast<double>(value_scales_[list * at(layout_.max_chunks) + at(j)]));
+        largest_value = std::max(largest_value, 7.0 * static_cast<double>(value_scale(list, j)));
         attention.add_summary(kept_score(row, kv_head, head % c_.group, j) + shift,
                               [&](std::size_t d) { return value_mean(list, j, static_cast<int>(d)); });
       }
@@ -371,7 +378,7 @@ constexpr RowMode kResync = RowMode::resync;
 constexpr RowMode kIdle = RowMode::idle;
 
 /// Row 0 has the same bits whatever row 1 holds and whoever shares the batch, at whatever place.
-void test_bits() {
+void test_bits(int value_group) {
   const auto row0 = [](const Case& c, int place) {
     World world(c);
     const std::vector<float> out = world.run();
@@ -379,7 +386,13 @@ void test_bits() {
     const std::ptrdiff_t first = place * c.rows_per_sequence * width;
     return std::vector<float>(out.begin() + first, out.begin() + first + width);
   };
-  Case c{.name = "same bits", .dim = 128, .score_deviation = 8.0F, .lengths = {12000}, .modes = {kDual}, .seeds = {5}};
+  Case c{.name = "same bits",
+         .dim = 128,
+         .value_group = value_group,
+         .score_deviation = 8.0F,
+         .lengths = {12000},
+         .modes = {kDual},
+         .seeds = {5}};
   const std::vector<float> expected = row0(c, 0);
   c.row1_seed = 60;
   DUALDECODER_EXPECT(row0(c, 0) == expected, "row 0 depends on row 1");
@@ -438,6 +451,7 @@ struct Shape {
   int chunk = 8;
   int budget = 1024;
   int rows_per_sequence = 2;
+  int value_group = 1;
 };
 
 /// Rows that stand side by side share 11 of 20 chosen chunks, and of the others of the second row two thirds are resident: as the trace
@@ -459,6 +473,7 @@ void bench(const Shape& shape) {
   l.sink_chunks = std::max(16 / l.chunk, 1);
   l.local_tokens = 128;
   l.window_chunks = 128 / l.chunk + 3;
+  l.value_group = shape.value_group;
   l.max_chunks = (shape.length / l.chunk + kTileChunks) / kTileChunks * kTileChunks;
   l.splits = (l.max_chunks + kSplitChunks - 1) / kSplitChunks;
   l.selected = shape.budget / l.chunk;
@@ -481,8 +496,9 @@ void bench(const Shape& shape) {
   const DeviceArray<std::uint16_t> sinks = filled(lists * at(l.sink_chunks) * l.chunk_bytes / 2, halves);
   const DeviceArray<std::uint16_t> window = filled(lists * at(l.window_chunks) * l.chunk_bytes / 2, halves);
   const DeviceArray<std::uint16_t> data = filled(lists * at(l.slots) * l.chunk_bytes / 2, halves);
-  const DeviceArray<std::uint32_t> tiles = filled(lists * at(l.max_chunks) * 16, words);
-  const DeviceArray<float> value_scales = filled(lists * at(l.max_chunks), std::vector<float>{0.5F, 0.25F, 0.75F, 1.0F});
+  const DeviceArray<std::uint32_t> tiles = filled(lists * at(l.value_tile_count()) * 256, words);
+  const DeviceArray<float> value_scales =
+      filled(lists * at(l.value_tile_count() * kTileChunks), std::vector<float>{0.5F, 0.25F, 0.75F, 1.0F});
   const DeviceArray<float> bias = filled(at(shape.batch * l.layers * l.heads), std::vector<float>{0.0F});
   const DeviceArray<float> tile_max = filled(l.score_lists() * at(l.columns() * l.splits * kSplitTiles), scores);
   const DeviceArray<std::uint16_t> score_levels = filled(l.score_lists() * at(l.columns() * l.max_chunks), levels);
@@ -547,13 +563,14 @@ void bench(const Shape& shape) {
     const double time = milliseconds(stream, 20, [&] { step.launch(stream); }) / kLayers;
     const double per_sequence = static_cast<double>(shape.batch) * l.kv_heads;
     const double exact = per_sequence * (tokens + 16.0 + 128.0) * l.dim * 4.0;
-    const double levels = tail ? per_sequence * (shape.length / l.chunk) * (l.dim / 2.0 + 4.0) : 0.0;
+    const double levels = tail ? per_sequence * (shape.length / l.chunk / l.value_group) * (l.dim / 2.0 + 4.0) : 0.0;
     const double score_bytes = tail ? per_sequence * l.columns() * (shape.length / l.chunk) * 2.25 : 0.0;
     std::printf(
-        "attend_chunks %s, batch %d x %d tokens, %d row(s), chunk %d, budget %d, tail %d: %.1f us, %.0f GB/s (tokens %.1f MB, summaries "
+        "attend_chunks %s, batch %d x %d tokens, %d row(s), chunk %d (values of %d), budget %d, tail %d: %.1f us, %.0f GB/s (tokens %.1f "
+        "MB, summaries "
         "%.1f MB, scores %.1f MB)\n",
-        shape.name, shape.batch, shape.length, l.rows_per_sequence, l.chunk, shape.budget, static_cast<int>(tail), time * 1e3,
-        (exact + levels + score_bytes) / time * 1e-6, exact * 1e-6, levels * 1e-6, score_bytes * 1e-6);
+        shape.name, shape.batch, shape.length, l.rows_per_sequence, l.chunk, l.value_group, shape.budget, static_cast<int>(tail),
+        time * 1e3, (exact + levels + score_bytes) / time * 1e-6, exact * 1e-6, levels * 1e-6, score_bytes * 1e-6);
   }
   cudaStreamDestroy(stream);
 }
@@ -567,10 +584,17 @@ int main(int argc, char** argv) {
       bench({.name = "8B", .batch = 7, .length = 131072, .budget = 2048});
       bench({.name = "8B", .batch = 7, .length = 131072, .chunk = 4, .budget = 512});
       bench({.name = "8B", .batch = 7, .length = 131072, .rows_per_sequence = 1});
+      bench({.name = "8B", .batch = 7, .length = 131072, .value_group = 2});
+      bench({.name = "8B", .batch = 7, .length = 131072, .value_group = 4});
+      bench({.name = "8B", .batch = 7, .length = 131072, .chunk = 4, .budget = 512, .value_group = 2});
+      bench({.name = "8B", .batch = 7, .length = 131072, .chunk = 4, .budget = 512, .value_group = 4});
+      bench({.name = "8B", .batch = 1, .length = 131072, .value_group = 2});
       bench({.name = "8B", .batch = 1, .length = 131072});
       bench({.name = "8B", .batch = 1, .length = 4096});
       bench({.name = "1.5B", .batch = 16, .length = 122880, .kv_heads = 2, .group = 6});
       bench({.name = "1.5B", .batch = 28, .length = 122880, .kv_heads = 2, .group = 6});
+      bench({.name = "1.5B", .batch = 16, .length = 122880, .kv_heads = 2, .group = 6, .value_group = 2});
+      bench({.name = "1.5B", .batch = 28, .length = 122880, .kv_heads = 2, .group = 6, .value_group = 2});
       return;
     }
     const std::vector<RowMode> modes = {kDual, kSingle, kResync, kDual, kIdle, kDual, kDual, kDual};
@@ -600,11 +624,63 @@ int main(int argc, char** argv) {
     run_case({.name = "dim 96", .dim = 96, .group = 7, .lengths = {5000}, .modes = {kDual}});
     run_case({.name = "dim 256", .dim = 256, .kv_heads = 1, .group = 2, .lengths = {5000}, .modes = {kDual}});
     run_case({.name = "dim 256, group 8", .dim = 256, .kv_heads = 1, .group = 8, .lengths = {3000}, .modes = {kDual}});
+    for (const int together : {2, 4}) {  // with sinks and windows that cut groups
+      run_case({.name = "values together", .value_group = together, .lengths = ragged, .modes = modes});
+      run_case({.name = "values together, one sink", .sink_chunks = 1, .value_group = together, .lengths = ragged, .modes = modes});
+      run_case({.name = "values together, chunk 4",
+                .dim = 128,
+                .chunk = 4,
+                .sink_chunks = 3,
+                .value_group = together,
+                .lengths = {5005, 50},
+                .modes = {kDual, kDual}});
+      run_case({.name = "values together, huge scores",
+                .value_group = together,
+                .deviation = 30.0F,
+                .score_deviation = 40.0F,
+                .lengths = {5000},
+                .modes = {kDual}});
+      run_case({.name = "values together, flat",
+                .value_group = together,
+                .bias_scale = 0.0F,
+                .score_deviation = 0.1F,
+                .lengths = {9000},
+                .modes = {kDual}});
+      run_case({.name = "values together, ties", .dim = 128, .value_group = together, .ties = true, .lengths = {5000}, .modes = {kDual}});
+      run_case({.name = "values together, dim 80", .dim = 80, .group = 6, .value_group = together, .lengths = {5000}, .modes = {kDual}});
+      run_case({.name = "values together, dim 96", .dim = 96, .group = 3, .value_group = together, .lengths = {5000}, .modes = {kDual}});
+      run_case({.name = "values together, dim 256",
+                .dim = 256,
+                .kv_heads = 1,
+                .group = 2,
+                .value_group = together,
+                .lengths = {5000},
+                .modes = {kDual}});
+      run_case({.name = "values together, dim 256, group 8",
+                .dim = 256,
+                .kv_heads = 1,
+                .group = 8,
+                .value_group = together,
+                .lengths = {3000},
+                .modes = {kDual}});
+      run_case({.name = "values together, group 6",
+                .dim = 128,
+                .group = 6,
+                .value_group = together,
+                .lengths = {5000, 1300},
+                .modes = {kDual, kResync}});
+      run_case({.name = "values together, bf16",
+                .dim = 128,
+                .value_group = together,
+                .lengths = {5000, 40},
+                .modes = {kDual, kSingle},
+                .bf16 = true});
+    }
     run_case({.name = "group 1", .group = 1, .lengths = {5000}, .modes = {kDual}});
     run_case({.name = "group 8", .dim = 128, .group = 8, .lengths = {5000}, .modes = {kDual}});
     run_case({.name = "group 12", .kv_heads = 1, .group = 12, .lengths = {5000}, .modes = {kDual}});
     run_case({.name = "group 16", .dim = 128, .kv_heads = 1, .group = 16, .lengths = {3000, 3000}, .modes = {kDual, kResync}});
-    test_bits();
+    for (const int together : {1, 2, 4}) test_bits(together);
     if (small_run()) return;
     run_case({.name = "long", .dim = 128, .kv_heads = 1, .selected = 128, .slots = 256, .lengths = {131072}, .modes = {kDual}});
   });

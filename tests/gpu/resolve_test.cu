@@ -324,35 +324,41 @@ class Runner {
                        "%s, pass %u: %d chunks are written back, not %zu, or others", soak_.name, model_.pass, count, expected.size());
   }
 
-  /// Bit for bit what the CPU store makes of the chunk.
+  /// Bit for bit what the CPU store makes of the chunk and of its value group.
   void check_summary(std::size_t list, int chunk) const {
     const cuda::StoreLayout& layout = arrays_.layout;
     const auto dim = static_cast<std::size_t>(layout.dim);
+    const cpu::SegmentLayout segments{static_cast<std::size_t>(layout.chunk), dim, true};
     std::vector<float> mean(dim);
     std::vector<std::int8_t> keys(dim);
-    std::vector<std::uint8_t> values(dim / 2);
     float key_scale = 0.0F;
-    float value_scale = 0.0F;
-    const cpu::SegmentLayout segments{static_cast<std::size_t>(layout.chunk), dim, true};
-    const void* const whole = near_chunk(list, chunk);
-    cpu::summarise_keys(whole, segments, mean.data(), {keys.data(), &key_scale});
-    cpu::summarise_values({&whole, 1}, segments, mean.data(), {values.data(), &value_scale});
+    cpu::summarise_keys(near_chunk(list, chunk), segments, mean.data(), {keys.data(), &key_scale});
     const std::size_t at = list * arrays_.chunks() + static_cast<std::size_t>(chunk);
-    const bool scales =
-        StoreArrays::get(layout.key_scales + at, 1)[0] == key_scale && StoreArrays::get(layout.value_scales + at, 1)[0] == value_scale;
-    DUALDECODER_EXPECT(scales, "%s, pass %u: scales of chunk %d differ", soak_.name, model_.pass, chunk);
+    DUALDECODER_EXPECT(StoreArrays::get(layout.key_scales + at, 1)[0] == key_scale, "%s, pass %u: the key scale of chunk %d differs",
+                       soak_.name, model_.pass, chunk);
     DUALDECODER_EXPECT(StoreArrays::get(layout.key_means + at * dim, dim) == keys, "%s, pass %u: key mean of chunk %d differs", soak_.name,
                        model_.pass, chunk);
-    const std::vector<std::uint32_t> tile =
-        StoreArrays::get(layout.value_tiles + at / cuda::kTileChunks * cuda::kTileChunks * dim / 8, cuda::kTileChunks * dim / 8);
+
+    const int group = chunk / layout.value_group;
+    std::vector<const void*> chunks;
+    for (int j = group * layout.value_group; j <= chunk; ++j) chunks.push_back(near_chunk(list, j));
+    std::vector<std::uint8_t> values(dim / 2);
+    float value_scale = 0.0F;
+    cpu::summarise_values(chunks, segments, mean.data(), {values.data(), &value_scale});
+    const int k = cuda::value_k(layout.value_group, group % cuda::kTileChunks);
+    const std::size_t tile =
+        list * static_cast<std::size_t>(layout.value_tile_count()) + static_cast<std::size_t>(group / cuda::kTileChunks);
+    const float scale = StoreArrays::get(layout.value_scales + tile * cuda::kTileChunks + static_cast<std::size_t>(k), 1)[0];
+    DUALDECODER_EXPECT(scale == value_scale, "%s, pass %u: the value scale of chunk %d's group differs", soak_.name, model_.pass, chunk);
+    const std::vector<std::uint32_t> levels = StoreArrays::get(layout.value_tiles + tile * 2 * dim, 2 * dim);
     int wrong = 0;
     for (int d = 0; d < layout.dim; ++d) {
-      const cuda::ValuePlace place = cuda::value_place(layout.dim, chunk % cuda::kTileChunks, d);
+      const cuda::ValuePlace place = cuda::value_place(layout.dim, k, d);
       const auto half = static_cast<int>(dim / 2);
       const unsigned expected = d < half ? values[static_cast<std::size_t>(d)] & 15U : values[static_cast<std::size_t>(d - half)] >> 4U;
-      if (((tile[static_cast<std::size_t>(place.word)] >> place.shift) & 15U) != expected) ++wrong;
+      if (((levels[static_cast<std::size_t>(place.word)] >> place.shift) & 15U) != expected) ++wrong;
     }
-    DUALDECODER_EXPECT(wrong == 0, "%s, pass %u: %d value levels of chunk %d differ", soak_.name, model_.pass, wrong, chunk);
+    DUALDECODER_EXPECT(wrong == 0, "%s, pass %u: %d value levels of chunk %d's group differ", soak_.name, model_.pass, wrong, chunk);
   }
 
   Soak soak_;
@@ -386,11 +392,13 @@ std::vector<Soak> soaks() {
                          .slots = 40};
   test::StoreShape waiting = small;
   waiting.wait_policy = true;
+  waiting.value_group = 4;
   test::StoreShape tight = small;
   tight.slots = 16;  // no more than a budget
   tight.sink_chunks = 0;
   tight.dim = 80;
   tight.chunk = 8;
+  tight.value_group = 2;
   test::StoreShape swapping = small;
   swapping.swaps = true;
   swapping.slots = swapping.selected;

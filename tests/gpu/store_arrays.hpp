@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,7 @@ struct StoreShape {
   int slots = 32;
   bool swaps = false;
   bool wait_policy = false;
+  int value_group = 1;
 };
 
 class StoreArrays {
@@ -45,7 +47,8 @@ class StoreArrays {
     layout.rows_per_sequence = shape.rows_per_sequence;
     layout.chunk = shape.chunk;
     layout.sink_chunks = shape.sink_chunks;
-    layout.window_chunks = (shape.local_tokens + shape.chunk - 1) / shape.chunk + 3;
+    layout.window_chunks = std::max((shape.local_tokens + shape.chunk - 1) / shape.chunk + 3, shape.value_group + 1);
+    layout.value_group = shape.value_group;
     layout.local_tokens = shape.local_tokens;
     layout.max_chunks = (shape.max_tokens / shape.chunk + cuda::kTileChunks - 1) / cuda::kTileChunks * cuda::kTileChunks;
     layout.splits = (layout.max_chunks + cuda::kSplitChunks - 1) / cuda::kSplitChunks;
@@ -107,8 +110,9 @@ class StoreArrays {
     layout.window = take<std::byte>(lists() * static_cast<std::size_t>(layout.window_chunks) * layout.chunk_bytes);
     if (layout.key_means == nullptr) layout.key_means = take<std::int8_t>(lists() * chunks() * dim);
     if (layout.key_scales == nullptr) layout.key_scales = take<float>(lists() * chunks());
-    layout.value_tiles = take<std::uint32_t>(lists() * chunks() * dim / 8);
-    layout.value_scales = take<float>(lists() * chunks());
+    const auto value_tiles = static_cast<std::size_t>(layout.value_tile_count());
+    layout.value_tiles = take<std::uint32_t>(lists() * value_tiles * 2 * dim);
+    layout.value_scales = take<float>(lists() * value_tiles * cuda::kTileChunks);
   }
 
   cuda::StoreLayout layout{};

@@ -42,27 +42,36 @@ class Reference {
       }
     }
     for (const auto& chunk : chunks_) {
-      Quantised q{std::vector<std::int8_t>(dim), 0.0F, std::vector<std::uint8_t>(dim / 2), 0.0F};
-      std::vector<float> mean(dim);
-      const cpu::SegmentLayout layout{at(chunk_), dim, true};
-      const void* const whole = chunk.data();
-      cpu::summarise_keys(whole, layout, mean.data(), {q.keys.data(), &q.key_scale});
-      cpu::summarise_values({&whole, 1}, layout, mean.data(), {q.values.data(), &q.value_scale});
-      summaries_.push_back(std::move(q));
+      KeyMean mean{std::vector<std::int8_t>(dim), 0.0F};
+      std::vector<float> work(dim);
+      cpu::summarise_keys(chunk.data(), {at(chunk_), dim, true}, work.data(), {mean.levels.data(), &mean.scale});
+      key_means_.push_back(std::move(mean));
     }
   }
 
-  struct Quantised {
-    std::vector<std::int8_t> keys;
-    float key_scale;
-    std::vector<std::uint8_t> values;
-    float value_scale;
-    int value_level(int d) const {
-      const int half = static_cast<int>(values.size());
-      return d < half ? values[at(d)] & 15 : values[at(d - half)] >> 4;
+  struct KeyMean {
+    std::vector<std::int8_t> levels;
+    float scale;
+  };
+  const KeyMean& key_mean(int chunk) const { return key_means_[at(chunk)]; }
+  struct ValueMean {
+    std::vector<std::uint8_t> levels;  // as the CPU store packs them
+    float scale;
+    int level(int d) const {
+      const int half = static_cast<int>(levels.size());
+      return d < half ? levels[at(d)] & 15 : levels[at(d - half)] >> 4;
     }
   };
-  const Quantised& summary(int chunk) const { return summaries_[at(chunk)]; }
+  /// Of chunks first .. first+count-1 together.
+  ValueMean value_mean(int first, int count) const {
+    const std::size_t dim = at(options_.head_dim);
+    ValueMean mean{std::vector<std::uint8_t>(dim / 2), 0.0F};
+    std::vector<float> work(dim);
+    std::vector<const void*> chunks;
+    for (int j = first; j < first + count; ++j) chunks.push_back(chunks_[at(j)].data());
+    cpu::summarise_values(chunks, {at(chunk_), dim, true}, work.data(), {mean.levels.data(), &mean.scale});
+    return mean;
+  }
   const std::vector<std::uint16_t>& chunk_head(int chunk) const { return chunks_[at(chunk)]; }
 
   int begin() const { return (options_.selection.sink_tokens + chunk_ - 1) / chunk_; }
@@ -194,9 +203,9 @@ class Reference {
     for (int c = begin(); c < end(length); ++c) {
       double dot = 0;
       for (int d = 0; d < options_.head_dim; ++d) {
-        dot += static_cast<double>(queries[at(g * options_.head_dim + d)]) * summaries_[at(c)].keys[at(d)];
+        dot += static_cast<double>(queries[at(g * options_.head_dim + d)]) * key_means_[at(c)].levels[at(d)];
       }
-      scores.push_back(dot * static_cast<double>(summaries_[at(c)].key_scale) / std::sqrt(options_.head_dim));
+      scores.push_back(dot * static_cast<double>(key_means_[at(c)].scale) / std::sqrt(options_.head_dim));
     }
     return scores;
   }
@@ -227,7 +236,7 @@ class Reference {
   int kv_head_;
   int chunk_;
   std::vector<std::vector<std::uint16_t>> chunks_;
-  std::vector<Quantised> summaries_;
+  std::vector<KeyMean> key_means_;
 };
 
 }  // namespace dualdecoder::test

@@ -43,12 +43,14 @@ struct Shape {
   Row1Set row1;
   MissPolicy policy;
   bool tail = true;
+  int value_group = 1;
 };
 
 std::string name_of(const Shape& shape) {
   return std::string(shape.kind == StoreKind::resident ? "resident" : "ping-pong") + " chunk " + std::to_string(shape.chunk) + " dim " +
          std::to_string(shape.dim) + " heads " + std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " rows " +
-         std::to_string(shape.rows) + (shape.policy == MissPolicy::wait ? " wait" : " estimate");
+         std::to_string(shape.rows) + " values of " + std::to_string(shape.value_group) +
+         (shape.policy == MissPolicy::wait ? " wait" : " estimate");
 }
 
 StoreOptions options_of(const Shape& shape) {
@@ -67,6 +69,7 @@ StoreOptions options_of(const Shape& shape) {
   options.selection.sink_tokens = 10;
   options.selection.local_tokens = 27;
   options.selection.tail_estimate = shape.tail;
+  options.selection.value_group_chunks = shape.value_group;
   options.slots_per_budget = 2.0F;
   options.miss_policy = shape.policy;
   return options;
@@ -217,28 +220,44 @@ class Twins {
     }
   }
 
+  /// The means of values, each of the whole chunks that its group has.
+  void check_values(int slot, int list) {
+    const cuda::StoreLayout& l = layout();
+    const std::size_t tile_words = 2 * at(l.dim);
+    const std::size_t first_tile = l.list(slot, list / options_.kv_heads, list % options_.kv_heads) * at(l.value_tile_count());
+    const auto tiles = read(l.value_tiles + first_tile * tile_words, at(l.value_tile_count()) * tile_words);
+    const auto scales = read(l.value_scales + first_tile * at(cuda::kTileChunks), at(l.value_tile_count() * cuda::kTileChunks));
+    const int whole = lengths_[at(slot)] / l.chunk;
+    for (int group = 0; group * l.value_group < whole; ++group) {
+      const int first = group * l.value_group;
+      const Reference::ValueMean want = references_[at(slot)][at(list)].value_mean(first, std::min(l.value_group, whole - first));
+      const int k = cuda::value_k(l.value_group, group % cuda::kTileChunks);
+      const int tile = group / cuda::kTileChunks;
+      bool equal = scales[at(tile * cuda::kTileChunks + k)] == want.scale;
+      for (int d = 0; d < l.dim; ++d) {
+        const cuda::ValuePlace place = cuda::value_place(l.dim, k, d);
+        equal = equal && static_cast<int>(tiles[at(tile) * tile_words + at(place.word)] >> place.shift & 15U) == want.level(d);
+      }
+      DUALDECODER_EXPECT(equal, "%s: the mean value of group %d, slot %d, list %d", name_.c_str(), group, slot, list);
+    }
+  }
+
   void check_memory(int slot, int list) {
+    check_values(slot, list);
     const cuda::StoreLayout& l = layout();
     const std::size_t chunks = at(l.max_chunks);
     const std::size_t dim = at(l.dim);
     const std::size_t lists = l.list(slot, list / options_.kv_heads, list % options_.kv_heads);
     const auto key_means = read(l.key_means + lists * chunks * dim, chunks * dim);
     const auto key_scales = read(l.key_scales + lists * chunks, chunks);
-    const auto tiles = read(l.value_tiles + lists * chunks * dim / 8, chunks * dim / 8);
-    const auto value_scales = read(l.value_scales + lists * chunks, chunks);
     const std::byte* const host = read(l.host + slot, 1)[0];
     const int host_chunks = read(l.host_chunks + slot, 1)[0];
     const Reference& reference = references_[at(slot)][at(list)];
     for (int j = 0; j < lengths_[at(slot)] / l.chunk; ++j) {
-      const Reference::Quantised& want = reference.summary(j);
-      bool equal = key_scales[at(j)] == want.key_scale && value_scales[at(j)] == want.value_scale;
-      for (int d = 0; d < l.dim; ++d) {
-        const cuda::ValuePlace place = cuda::value_place(l.dim, j % cuda::kTileChunks, d);
-        const std::uint32_t word = tiles[at(j / cuda::kTileChunks) * at(cuda::kTileChunks) * dim / 8 + at(place.word)];
-        equal = equal && key_means[at(j) * dim + at(d)] == want.keys[at(d)];
-        equal = equal && static_cast<int>(word >> place.shift & 15U) == want.value_level(d);
-      }
-      DUALDECODER_EXPECT(equal, "%s: the summary of chunk %d, slot %d, list %d", name_.c_str(), j, slot, list);
+      const Reference::KeyMean& want = reference.key_mean(j);
+      bool equal = key_scales[at(j)] == want.scale;
+      for (int d = 0; d < l.dim; ++d) equal = equal && key_means[at(j) * dim + at(d)] == want.levels[at(d)];
+      DUALDECODER_EXPECT(equal, "%s: the mean key of chunk %d, slot %d, list %d", name_.c_str(), j, slot, list);
       const auto stored = read(reinterpret_cast<const std::uint16_t*>(host + (at(list) * at(host_chunks) + at(j)) * l.chunk_bytes),
                                l.chunk_bytes / sizeof(std::uint16_t));
       DUALDECODER_EXPECT(stored == reference.chunk_head(j), "%s: chunk %d of slot %d, list %d on the host tier", name_.c_str(), j, slot,
@@ -295,10 +314,14 @@ void check_twins(Backend& cuda, Backend& cpu) {
       {StoreKind::resident, 16, 96, 6, 3, 2, own, wait},
       {StoreKind::resident, 4, 256, 16, 1, 2, own, estimate},
       {StoreKind::resident, 8, 128, 8, 2, 2, own, wait, false},
+      {StoreKind::resident, 8, 128, 8, 2, 2, own, wait, true, 2},
+      {StoreKind::resident, 4, 64, 6, 1, 2, own, wait, true, 4},
+      {StoreKind::resident, 8, 80, 4, 2, 1, own, estimate, true, 4},
       // buffers make room for urgent loads in another order than the twin's, which only a guess with chunks of its own could see
       {StoreKind::ping_pong, 8, 128, 8, 2, 2, Row1Set::row0, wait},
       {StoreKind::ping_pong, 4, 64, 4, 2, 2, Row1Set::row0, estimate},
       {StoreKind::ping_pong, 16, 64, 4, 2, 1, own, wait},
+      {StoreKind::ping_pong, 8, 128, 8, 2, 2, Row1Set::row0, wait, true, 2},
   };
   int parted = 0;
   Ties ties;
