@@ -73,7 +73,8 @@ Haystack Haystack::essay(const std::vector<std::filesystem::path>& files) {
     for (const char c : text) checksum = dualdecoder::detail::counter_random(checksum, static_cast<unsigned char>(c));
     const auto more = split(text);
     pieces.insert(pieces.end(), more.begin(), more.end());
-    name += (name.empty() ? "" : "+") + file.stem().string();
+    if (!name.empty()) name += "+";
+    name += file.stem().string();
   }
   if (pieces.empty()) throw InvalidArgument("--text: the files hold no text");
   return {fmt::format("{}:{:08x}", name, checksum >> 32U), std::move(pieces)};
