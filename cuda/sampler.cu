@@ -98,14 +98,23 @@ __device__ void penalise(float* logits, int vocabulary, float penalty, const std
 __device__ Token likeliest(const float* logits, int vocabulary, float& top, Shared& shared) {
   float value = -INFINITY;
   Token token = 0;
-#pragma unroll 8
-  for (int i = static_cast<int>(threadIdx.x); i < vocabulary; i += kThreads) {
-    const float logit = logits[i];
+  const auto take = [&](float logit, int i) {
     if (logit > value) {
       value = logit;
       token = i;
     }
+  };
+  const int vectors = vocabulary % 4 == 0 ? vocabulary / 4 : 0;  // rows of whole vectors begin at 16 bytes
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < vectors; i += kThreads) {
+    const float4 four = reinterpret_cast<const float4*>(logits)[i];
+    take(four.x, 4 * i);
+    take(four.y, 4 * i + 1);
+    take(four.z, 4 * i + 2);
+    take(four.w, 4 * i + 3);
   }
+#pragma unroll 8
+  for (int i = 4 * vectors + static_cast<int>(threadIdx.x); i < vocabulary; i += kThreads) take(logits[i], i);
   const auto reduce = [&] {
     for (int step = 16; step > 0; step /= 2) {
       take_likelier(value, token, __shfl_xor_sync(kAll, value, step), __shfl_xor_sync(kAll, token, step));

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +97,7 @@ class SparseAttention {
     detail::require(view.rows_per_sequence == traits_.rows_per_sequence, "rows_per_sequence", view.rows_per_sequence,
                     "what the predictor runs");
     view_ = view;
+    side_.reset();
   }
   /// Attention of all rows of the pass. `ahead` holds the next layer's rehearsed queries [rows, heads, head_dim] where the predictor asks
   /// for them, else it is empty. out: [rows, heads, head_dim] f32.
@@ -119,17 +121,20 @@ class SparseAttention {
     }
     store.attend(layer, view_, rows, by_row, out, stream);
     const StreamRef side = scheduler.side_stream(stream);
+    side_ = side;
     Prediction prediction{.layer = layer, .this_step = false, .chunks = predicted_};
     parts_.predictor->predict(layer, view_, by_row, next, prediction, *parts_.kernels, side);
     const Layer target = store.resolve_predicted(layer, view_, prediction, prefetch_, side);
     scheduler.submit(Lane::prefetch, target, prefetch_, side);
   }
-  /// Makes row 0 of every single and dual place part of its context.
+  /// Makes row 0 of every single and dual place part of its context. This goes on beside what was enqueued since the last attend, on the
+  /// stream that prefetches, and has ended with it when `stream` goes on.
   void end_step(StreamRef stream) {
-    parts_.scheduler->wait(Lane::write_back, 0, stream);
+    const StreamRef side = std::exchange(side_, std::nullopt).value_or(stream);
+    parts_.scheduler->wait(Lane::write_back, 0, side);
+    parts_.store->commit(view_, write_back_, side);
+    parts_.scheduler->submit(Lane::write_back, 0, write_back_, side);
     parts_.scheduler->rejoin(stream);
-    parts_.store->commit(view_, write_back_, stream);
-    parts_.scheduler->submit(Lane::write_back, 0, write_back_, stream);
   }
   /// Writes what the next pass runs from what this one sampled; see RetrievalPredictor::observe.
   void observe(const StepState& state, const Outcome& outcome, int active, StreamRef stream) {
@@ -203,6 +208,7 @@ class SparseAttention {
   TransferList urgent_, prefetch_, write_back_;
   std::vector<int> free_slots_;
   StepView view_;
+  std::optional<StreamRef> side_;  // of the last attend in this step
 };
 
 }  // namespace dualdecoder
