@@ -86,7 +86,7 @@ __device__ void store(__nv_bfloat16* target, float4 values) {
 }
 
 /// A block for a row, of which it reads everything at once and holds it, each thread kHeld vectors. Weights are on their way before the row
-/// is there.
+/// is there, and those of the product behind it.
 template <int kHeld>
 __global__ void __launch_bounds__(kMostNormThreads)
     rms_norm_kernel(const float* hidden, const float* weight, float epsilon, int width, __nv_bfloat16* out) {
@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
     const int at = (thread + i * threads) * kNormVector;
     w[i] = at < width ? *reinterpret_cast<const float4*>(weight + at) : float4{};
   }
+  let_next_kernel_begin();
   wait_for_earlier_kernels();
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {

@@ -6,13 +6,16 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cuda/check.hpp"
 #include "cuda/dense_kernels.hpp"
+#include "cuda/few_rows.hpp"
 #include "cuda/gemm.hpp"
 #include "cuda/prefill_attention.hpp"
 #include "cuda/sampler.hpp"
@@ -84,6 +87,14 @@ struct LayerWeights {
   const float* mlp_norm;
   const Bf16 *gate, *up, *down;
   bool gate_up_in_one;
+};
+
+/// The same matrices as products of few rows take them, where the device has such products.
+struct LayerTiles {
+  WeightTiles qkv;
+  WeightTiles attention_out;
+  WeightTiles gate_up;
+  WeightTiles down;
 };
 
 /// Reads tensors of a model and checks that they have the shapes that its configuration says, and types that the kernels read.
@@ -166,6 +177,7 @@ class CudaDense final : public DenseModel {
     head_ = reader.matrix(TensorRole::head, "head", 0, config_.vocabulary, config_.hidden);
     for (Layer layer = 0; layer < config_.layers; ++layer) layers_.push_back(reader.layer(layer));
     prepare_attention();
+    if (has_few_rows()) prepare_products();
     const detail::RopeFrequencies rope = detail::rope_frequencies(config_.rope, config_.head_dim);
     attention_factor_ = rope.attention_factor;
     cuda::check(cudaMemcpyAsync(work_.inverse, rope.inverse.data(), rope.inverse.size() * sizeof(float), cudaMemcpyHostToDevice,
@@ -206,6 +218,31 @@ class CudaDense final : public DenseModel {
     if (warpgroups_) cuda::check(prepare_warpgroup_attention(config_.head_dim), "prepare_warpgroup_attention");
   }
 
+  void prepare_products() {
+    cuda::check(prepare_few_rows(), "prepare_few_rows");
+    const auto cut = [](std::initializer_list<WeightMatrix> matrices, int inner, bool gated = false) {
+      WeightTiles tiles;
+      cuda::check(cut_weights(std::span(matrices.begin(), matrices.size()), inner, gated, tiles), "cut_weights");
+      return tiles;
+    };
+    const int hidden = config_.hidden;
+    const int q = config_.q_width();
+    const int kv = config_.kv_width();
+    const int width = config_.intermediate;
+    for (const LayerWeights& w : layers_) {
+      tiles_.push_back(
+          {.qkv = w.qkv_in_one ? cut({{w.query, q + 2 * kv}}, hidden) : cut({{w.query, q}, {w.key, kv}, {w.value, kv}}, hidden),
+           .attention_out = cut({{w.attention_out, hidden}}, q),
+           .gate_up = cut({{w.gate, width}, {w.up, width}}, hidden, true),
+           .down = cut({{w.down, hidden}}, width)});
+    }
+  }
+  /// Whether so many rows are multiplied by our own products; by cuBLAS otherwise.
+  bool are_few(int rows) const noexcept { return !tiles_.empty() && rows <= kMostFewRows; }
+  static void multiply_few(const WeightTiles& weights, const FewRows& rows, StreamRef stream) {
+    cuda::check(launch_few_rows(weights, rows, stream.get()), "launch_few_rows");
+  }
+
   /// Rows of a tensor [rows, ...] with `width` elements a row; throws InvalidArgument unless it is one, within the limits, of f32 or, where
   /// `activation` says so, bf16.
   int rows_of(const ConstTensor& tensor, const char* name, int width, bool activation) const {
@@ -224,15 +261,14 @@ class CudaDense final : public DenseModel {
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
     detail::require(address % 16 == 0, name, address, "an address at 16 bytes");
   }
-  const LayerWeights& weights_of(Layer layer) const {
-    detail::require(layer >= 0 && layer < config_.layers, "layer", layer, "a layer of the model");
-    return layers_[at(layer)];
-  }
+  void require_layer(Layer layer) const { detail::require(layer >= 0 && layer < config_.layers, "layer", layer, "a layer of the model"); }
   void normalise(const ConstTensor& hidden, const float* weight, int rows, StreamRef stream) {
     cuda::check(launch_rms_norm(hidden.as<float>(), weight, config_.rms_epsilon, rows, config_.hidden, work_.normed, stream.get()),
                 "launch_rms_norm");
   }
-  void project(const LayerWeights& w, int rows, bool all, int stride, StreamRef stream);
+  void project(Layer layer, int rows, bool all, int stride, StreamRef stream);
+  void finish_layer_of_few(Layer layer, const Bf16* attention, Tensor hidden, int rows, StreamRef stream);
+  void finish_layer(Layer layer, const Bf16* attention, Tensor hidden, int rows, StreamRef stream);
 
   std::shared_ptr<const ModelWeights> weights_;
   const ModelConfig& config_;
@@ -245,6 +281,7 @@ class CudaDense final : public DenseModel {
   const float* output_norm_ = nullptr;
   const Bf16* head_ = nullptr;
   std::vector<LayerWeights> layers_;
+  std::vector<LayerTiles> tiles_;  // of every layer, or none
   float attention_factor_ = 1.0F;
   bool warpgroups_ = false;  // whether this device and build have Hopper's attention for head_dim
 };
@@ -255,7 +292,12 @@ void CudaDense::embed(const Token* tokens, Tensor hidden, StreamRef stream) {
   cuda::check(launch_embed(tokens, rows, embedding_, config_.vocabulary, config_.hidden, hidden.as<float>(), stream.get()), "launch_embed");
 }
 
-void CudaDense::project(const LayerWeights& w, int rows, bool all, int stride, StreamRef stream) {
+void CudaDense::project(Layer layer, int rows, bool all, int stride, StreamRef stream) {
+  if (are_few(rows)) {
+    return multiply_few(tiles_[at(layer)].qkv,
+                        {.x = work_.normed, .rows = rows, .out = work_.projected, .stride = stride, .outputs = stride}, stream);
+  }
+  const LayerWeights& w = layers_[at(layer)];
   const int q = config_.q_width();
   const int kv = config_.kv_width();
   const auto multiply = [&](const Bf16* weights, int outputs, int first) {
@@ -271,7 +313,8 @@ void CudaDense::project(const LayerWeights& w, int rows, bool all, int stride, S
 
 void CudaDense::before_attention(Layer layer, ConstTensor hidden, const int* positions, Tensor q, Tensor k, Tensor v, StreamRef stream) {
   const DeviceGuard guard(device_);
-  const LayerWeights& w = weights_of(layer);
+  require_layer(layer);
+  const LayerWeights& w = layers_[at(layer)];
   const int rows = rows_of(hidden, "hidden", config_.hidden, false);
   require_rows(q, "q", config_.q_width(), true, rows);
   const bool all = static_cast<bool>(k);
@@ -282,7 +325,7 @@ void CudaDense::before_attention(Layer layer, ConstTensor hidden, const int* pos
   }
   normalise(hidden, w.attention_norm, rows, stream);
   const int stride = config_.q_width() + (all ? 2 * config_.kv_width() : 0);
-  project(w, rows, all, stride, stream);
+  project(layer, rows, all, stride, stream);
   const FinishHeads job{.rows = rows,
                         .heads = config_.heads,
                         .kv_heads = config_.kv_heads,
@@ -307,7 +350,7 @@ void CudaDense::before_attention(Layer layer, ConstTensor hidden, const int* pos
 
 void CudaDense::after_attention(Layer layer, ConstTensor attention, Tensor hidden, StreamRef stream) {
   const DeviceGuard guard(device_);
-  const LayerWeights& w = weights_of(layer);
+  require_layer(layer);
   const int rows = rows_of(hidden, "hidden", config_.hidden, false);
   require_rows(attention, "attention", config_.q_width(), true, rows);
   const Bf16* attended = attention.as<Bf16>();
@@ -315,8 +358,28 @@ void CudaDense::after_attention(Layer layer, ConstTensor attention, Tensor hidde
     cuda::check(launch_round(attention.as<float>(), at(attention.count()), work_.attention, stream.get()), "launch_round");
     attended = work_.attention;
   }
+  if (are_few(rows)) {
+    finish_layer_of_few(layer, attended, hidden, rows, stream);
+  } else {
+    finish_layer(layer, attended, hidden, rows, stream);
+  }
+}
+
+void CudaDense::finish_layer_of_few(Layer layer, const Bf16* attention, Tensor hidden, int rows, StreamRef stream) {
+  const LayerTiles& tiles = tiles_[at(layer)];
+  const auto to_hidden = [&](const Bf16* x) {
+    return FewRows{.x = x, .rows = rows, .out = hidden.data, .stride = config_.hidden, .add = true};
+  };
+  multiply_few(tiles.attention_out, to_hidden(attention), stream);
+  normalise(hidden, layers_[at(layer)].mlp_norm, rows, stream);
+  multiply_few(tiles.gate_up, {.x = work_.normed, .rows = rows, .out = work_.gated, .stride = config_.intermediate}, stream);
+  multiply_few(tiles.down, to_hidden(work_.gated), stream);
+}
+
+void CudaDense::finish_layer(Layer layer, const Bf16* attention, Tensor hidden, int rows, StreamRef stream) {
+  const LayerWeights& w = layers_[at(layer)];
   const GemmOut residual{hidden.data, DataType::f32, config_.hidden};
-  gemm_.multiply(attended, rows, w.attention_out, config_.q_width(), config_.hidden, residual, true, stream.get());
+  gemm_.multiply(attention, rows, w.attention_out, config_.q_width(), config_.hidden, residual, true, stream.get());
   normalise(hidden, w.mlp_norm, rows, stream);
   const int width = config_.intermediate;
   const auto multiply = [&](const Bf16* weights, int outputs, int first) {

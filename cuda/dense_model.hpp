@@ -15,10 +15,10 @@ struct DensePlace {
   StreamRef stream;
 };
 
-/// The dense part on the device: cuBLAS products of bf16 weights and bf16 activations summed in f32, and kernels between them. Every call
-/// only enqueues, allocates nothing and can be recorded in a graph once it has run outside of one (cuBLAS loads its kernels when they are
-/// first used). Throws InvalidArgument (weights that are not bf16 or do not fit the configuration, shapes without kernels, limits),
-/// OutOfMemory, CudaError.
+/// The dense part on the device: products of bf16 weights and bf16 activations summed in f32, of few rows by kernels of our own where the
+/// device has them (cuda/few_rows.hpp) and by cuBLAS otherwise, and kernels between them. Every call only enqueues, allocates nothing and
+/// can be recorded in a graph once it has run outside of one (cuBLAS loads its kernels when they are first used). Throws InvalidArgument
+/// (weights that are not bf16 or do not fit the configuration, shapes without kernels, limits), OutOfMemory, CudaError.
 std::unique_ptr<DenseModel> make_cuda_dense(std::shared_ptr<const ModelWeights> weights, const DenseLimits& limits,
                                             const DensePlace& place);
 

@@ -60,6 +60,7 @@ __global__ void join_partials(const float* partials, int parts, int dim, Plan pl
   const std::size_t group = gridDim.x;
   const float* const own = partials + (list * static_cast<std::size_t>(parts) * group + static_cast<std::size_t>(head)) * stride;
   const std::size_t part_stride = stride * group;
+  let_next_kernel_begin();  // a product, which brings its weights meanwhile
   wait_for_earlier_kernels();
   float top = lowest();
   float total = 0.0F;

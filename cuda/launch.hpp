@@ -8,8 +8,8 @@
 /// Launches that overlap with the end of the kernel before them (programmatic dependent launch, compute capability 9.0).
 ///
 /// A kernel that launch_overlapped() starts may begin before the kernels ahead of it in the stream have ended. It promises:
-/// - Every thread that reads or writes what another kernel touches calls wait_for_earlier_kernels() first, at least one thread of every
-///   block calls it, and none calls let_next_kernel_begin() before it.
+/// - Every thread that reads or writes what another kernel touches calls wait_for_earlier_kernels() first, and at least one thread of every
+///   block calls it. So a kernel ends after all ahead of it, and whatever it writes no kernel ahead of it still reads.
 /// - Ahead of the wait it reads only its arguments and what no kernel of the step writes: weights, tables.
 /// - What others write it reads through pointers without __restrict__ and not by __ldg(): the compiler may move loads of constants ahead of
 ///   the wait.
@@ -26,6 +26,8 @@ __device__ inline void wait_for_earlier_kernels() {
 
 /// Lets the next kernel begin, once every block has said so or ended, if it was launched to overlap. Its blocks then hold a place on the
 /// device while they wait, so say this where the rest of the block is short. What is written afterwards is visible to it all the same.
+/// Said ahead of wait_for_earlier_kernels(), the next kernel may begin while several ahead of it run, to bring what it may read ahead of
+/// its own wait; said behind it, all kernels ahead but this one have ended then.
 __device__ inline void let_next_kernel_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cuda/dense_kernels.hpp"
-#include "cuda/gemm.hpp"
+#include "cuda/few_rows.hpp"
 #include "dualdecoder/cpu/backend.hpp"
 #include "dualdecoder/error.hpp"
 #include "dualdecoder/load_weights.hpp"
@@ -397,12 +397,15 @@ void test_recorded_pass() {
   DUALDECODER_EXPECT(pair.memory.allocations == allocations, "a pass allocated");
 }
 
-/// The same row gives the same bits in every place of passes of the same number of rows.
+/// The same row gives the same bits in every place of passes of the same number of rows, and ahead of the head in passes of all numbers of
+/// rows that our own products multiply.
 void test_places() {
   Pair pair(tiny("llama", false), 33);
   const ModelConfig& c = pair.config;
-  for (const int rows : small_run() ? std::vector<int>{5} : std::vector<int>{2, 5, 14, 16, 17, 32, 33}) {
+  std::vector<float> few;  // what the first number of rows leaves of a hidden row
+  for (const int rows : small_run() ? std::vector<int>{5, 9} : std::vector<int>{2, 5, 14, 16, 17, 32, 33}) {
     std::vector<float> bits;
+    std::vector<float> last;  // hidden row of the last place
     for (int place = 0; place < rows; ++place) {
       std::vector<float> hidden = normal(at(rows) * at(c.hidden), static_cast<std::uint64_t>(100 + place));
       const std::vector<float> own = normal(at(c.hidden), 7);
@@ -421,8 +424,14 @@ void test_places() {
       const std::vector<float> row(all.begin() + static_cast<std::ptrdiff_t>(at(place) * at(c.vocabulary)),
                                    all.begin() + static_cast<std::ptrdiff_t>(at(place + 1) * at(c.vocabulary)));
       if (place == 0) bits = row;
+      const std::vector<float> all_hidden = device_hidden.download();
+      last.assign(all_hidden.begin() + static_cast<std::ptrdiff_t>(at(place) * at(c.hidden)),
+                  all_hidden.begin() + static_cast<std::ptrdiff_t>(at(place + 1) * at(c.hidden)));
       DUALDECODER_EXPECT(row == bits, "of %d rows, place %d gives other bits than place 0", rows, place);
     }
+    if (!cuda::has_few_rows() || rows > cuda::kMostFewRows) continue;
+    if (few.empty()) few = last;
+    DUALDECODER_EXPECT(last == few, "of %d rows a row has other bits than of fewer", rows);
   }
 }
 
@@ -476,6 +485,21 @@ ModelConfig eight_billion() {
   return config;
 }
 
+ModelConfig one_and_a_half_billion() {
+  ModelConfig config;
+  config.architecture = "qwen2";
+  config.layers = 28;
+  config.hidden = 1536;
+  config.intermediate = 8960;
+  config.heads = 12;
+  config.kv_heads = 2;
+  config.head_dim = 128;
+  config.vocabulary = 4096;
+  config.context = 131072;
+  config.attention_bias = true;
+  return config;
+}
+
 /// Microseconds of `work` in a recording, replayed.
 template <class F>
 double recorded_microseconds(const cuda::Stream& stream, F&& work) {
@@ -492,28 +516,9 @@ double recorded_microseconds(const cuda::Stream& stream, F&& work) {
   return ms * 1e3;
 }
 
-/// One product of every layer, by itself.
-void print_product(const ModelWeights& weights, const Pass& pass, int rows, TensorRole first, int inner, int outputs, DataType out,
-                   const cuda::Stream& stream) {
-  const DeviceArray<std::byte> work(cuda::Gemm::kWorkspaceBytes);
-  cuda::Gemm gemm(work.data(), stream.get());
-  const DeviceArray<float> sums(at(rows) * at(outputs));
-  const int layers = weights.config().layers;
-  const double us = recorded_microseconds(stream,
-                                          [&] {
-                                            for (Layer layer = 0; layer < layers; ++layer) {
-                                              gemm.multiply(pass.attention.data(), rows, weights.tensor(first, layer).as<__nv_bfloat16>(),
-                                                            inner, outputs, {sums.data(), out, outputs}, false, stream.get());
-                                            }
-                                          }) /
-                    layers;
-  std::printf("  %5d x %5d: %.1f us, %.2f TB/s of weights\n", outputs, inner, us, 2e-6 * inner * outputs / us);
-}
-
-/// The dense part of a layer of the 8B shape: its weights over the time of everything that before_ and after_attention enqueue; and of its
-/// products alone.
-void print_speed() {
-  const ModelConfig config = eight_billion();
+/// The dense part of a layer: its weights over the time of everything that before_ and after_attention enqueue; what its
+/// products take by themselves few_rows_test prints.
+void print_speed_of(const char* name, const ModelConfig& config) {
   const auto host = cpu::make_cpu_backend();
   const auto weights = make_synthetic_weights(config, 1, *host);
   const auto device_weights = std::make_shared<DeviceWeights>(*weights, false);
@@ -527,7 +532,7 @@ void print_speed() {
   pass.hidden.upload(normal(pass.hidden.size(), 1));
   pass.attention.upload(converted<__nv_bfloat16>(normal(pass.attention.size(), 2)));
   pass.positions.upload(std::vector<int>(at(kMostRows), 1000));
-  for (const int rows : {1, 2, 4, 8, 14, 16, 32, 512, 2048}) {
+  for (const int rows : {1, 2, 4, 8, 14, 16, 28, 32, 33, 512, 2048}) {
     const Tensor hidden(pass.hidden.data(), DataType::f32, {rows, config.hidden});
     const auto layers = [&] {
       for (Layer layer = 0; layer < config.layers; ++layer) {
@@ -540,15 +545,14 @@ void print_speed() {
       }
     };
     const double us = recorded_microseconds(stream, layers) / config.layers;
-    std::printf("8B layer, %4d rows: %.1f us, %.2f TB/s of weights, %.0f TFLOP/s\n", rows, us, 2e-6 * parameters / us,
+    std::printf("%s layer, %4d rows: %.1f us, %.2f TB/s of weights, %.0f TFLOP/s\n", name, rows, us, 2e-6 * parameters / us,
                 2e-6 * parameters * rows / us);
-    if (rows > 32) continue;
-    print_product(*device_weights, pass, rows, TensorRole::query, config.hidden, config.q_width() + 2 * config.kv_width(), DataType::f32,
-                  stream);
-    print_product(*device_weights, pass, rows, TensorRole::attention_out, config.q_width(), config.hidden, DataType::f32, stream);
-    print_product(*device_weights, pass, rows, TensorRole::gate, config.hidden, 2 * config.intermediate, DataType::bf16, stream);
-    print_product(*device_weights, pass, rows, TensorRole::down, config.intermediate, config.hidden, DataType::f32, stream);
   }
+}
+
+void print_speed() {
+  print_speed_of("8B", eight_billion());
+  print_speed_of("1.5B", one_and_a_half_billion());
 }
 
 }  // namespace
