@@ -595,6 +595,8 @@ int main(int argc, char** argv) {
       bench({.name = "1.5B", .batch = 28, .length = 122880, .kv_heads = 2, .group = 6});
       bench({.name = "1.5B", .batch = 16, .length = 122880, .kv_heads = 2, .group = 6, .value_group = 2});
       bench({.name = "1.5B", .batch = 28, .length = 122880, .kv_heads = 2, .group = 6, .value_group = 2});
+      bench({.name = "1.5B", .batch = 16, .length = 122880, .kv_heads = 2, .group = 6, .value_group = 4});
+      bench({.name = "1.5B", .batch = 28, .length = 122880, .kv_heads = 2, .group = 6, .value_group = 4});
       return;
     }
     const std::vector<RowMode> modes = {kDual, kSingle, kResync, kDual, kIdle, kDual, kDual, kDual};

@@ -155,6 +155,8 @@ TEST_CASE("the plan of a store of chunks names every part", "[backend]") {
   const std::size_t summaries = heads * (1024 / 8) * (64 + 64 / 2 + 2 * sizeof(float));
   CHECK(bytes_of(StoreKind::resident, "summaries") == summaries);
   CHECK(bytes_of(StoreKind::ping_pong, "summaries") == summaries);
+  options.selection.value_group_chunks = 4;  // one mean of values and its scale for four chunks
+  CHECK(bytes_of(StoreKind::resident, "summaries") == heads * (1024 / 8) * (64 + 4) + heads * (1024 / 32) * (64 / 2 + 4));
   CHECK(bytes_of(StoreKind::resident, "slots") == heads * 2 * 64 * 2 * 64 * 2);
   CHECK(bytes_of(StoreKind::ping_pong, "two layers' slots") == 2 * 2 * 2 * 64 * 2 * 64 * 2);
 }
