@@ -391,12 +391,15 @@ cudaError_t prepare() {
 }  // namespace
 
 bool has_few_rows() noexcept {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, few_rows_kernel<Sums::stored, 1>) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  return attributes.ptxVersion >= 90 && can_describe();
+  cudaFuncAttributes attributes{};  // of a kernel with the most shared memory
+  int device = 0;
+  int offered = 0;
+  const bool known = cudaFuncGetAttributes(&attributes, few_rows_kernel<Sums::stored, 4>) == cudaSuccess &&
+                     cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&offered, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
+  if (!known) cudaGetLastError();
+  const std::size_t taken = attributes.sharedSizeBytes + kRingBytes + kAlignment;
+  return known && attributes.ptxVersion >= 90 && taken <= static_cast<std::size_t>(offered) && can_describe();
 }
 
 cudaError_t prepare_few_rows() {

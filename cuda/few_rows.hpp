@@ -34,7 +34,7 @@ struct WeightTiles {
   bool gated = false;
 };
 
-/// Whether the current device and this build have such products.
+/// Whether the current device, with its shared memory, and this build have such products.
 bool has_few_rows() noexcept;
 
 /// Lets the kernels have the shared memory that they take on the current device; ahead of the first launch.
