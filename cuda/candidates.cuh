@@ -13,7 +13,7 @@
 
 namespace dualdecoder::cuda {
 
-inline constexpr int kPredictBlocks = 64;  ///< beside the dense products, whose blocks need the multiprocessors
+inline constexpr int kPredictBlocks = 32;  ///< beside the dense products, whose blocks need the multiprocessors
 inline constexpr int kSortedInShared = 1024;
 inline constexpr int kChunkBits = 30;
 

@@ -151,11 +151,11 @@ one() {
   local command=("$build/tests/gpu/gpu_${name}_test")
   if [[ $tool != none ]]; then
     export DUALDECODER_GPU_TESTS=small
-    local reports=()
+    local reports=() shown=20
     [[ $tool == memcheck ]] && reports=(--report-api-errors no) # tests make calls fail on purpose, and see for themselves that those do
-    [[ $tool == racecheck ]] && reports=(--print-limit 10000) # the last, so that all hazards are there to be told apart below
+    [[ $tool == racecheck ]] && shown=10000 # all hazards are told apart below
     [[ $tool == synccheck ]] && reports=(--num-cuda-barriers 65536) # it tracks fewer by itself, and dies of one too many
-    command=(compute-sanitizer --tool "$tool" --error-exitcode 99 --print-limit 20 "${reports[@]}" "${command[@]}")
+    command=(compute-sanitizer --tool "$tool" --error-exitcode 99 --print-limit "$shown" "${reports[@]}" "${command[@]}")
     [[ $name == backend || $name == faults ]] && command+=(--no-children)
   fi
   (cd "$root" && exec timeout -k 5 "$limit" "${command[@]}") >"$log" 2>&1 || status=$?

@@ -6,13 +6,12 @@
     python scripts/plot_figures.py [docs/results [docs/figures]]
 
 paper-prediction.svg: prediction of chunks beside that of tokens, and what the first guess is worth (cpu-prediction.jsonl,
-quality.jsonl). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl).
+h200-prediction.jsonl, quality.jsonl.xz). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl).
 paper-serving.svg: requests that end within a limit (serving.jsonl). paper-dual-row.svg: attention of two rows (h200-dual-row.jsonl).
 paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl).
 paper-ablations.svg: what each part is worth in speed and in fidelity (h200-decode.jsonl, cpu-ablations.jsonl).
 A figure whose rows are not there is left out. Of rows with the same name the last counts.
 """
-import json
 import pathlib
 import re
 import sys
@@ -24,7 +23,8 @@ matplotlib.rcParams["svg.hashsalt"] = "dualdecoder"  # the same rows give the sa
 matplotlib.rcParams["svg.fonttype"] = "none"
 import matplotlib.pyplot as plt  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from plot_quality import ROOT, read_rows  # noqa: E402
+
 OURS, WAIT, PUBLISHED, FULL, OTHER = "#1f77b4", "#17becf", "#7f7f7f", "#d62728", "#ff7f0e"
 class Rows:
     def __init__(self, folder):
@@ -35,7 +35,7 @@ class Rows:
         for file in files:
             path = self.folder / file
             if path.exists():
-                rows += map(json.loads, filter(str.strip, path.read_text(encoding="utf-8").splitlines()))
+                rows += read_rows(path)
         return rows
 
     def by(self, key, *files):
@@ -72,7 +72,7 @@ def bars(axis, groups, series):
 
 
 def short_context(row):
-    model = re.search(r"SmolLM2|Coder-[0-9.]+B", row["model"], re.IGNORECASE)[0].replace("Smollm2", "SmolLM2")
+    model = re.search(r"SmolLM2|Coder[- ][0-9.]+B", row["model"], re.IGNORECASE)[0].replace("Smollm2", "SmolLM2").replace(" ", "-")
     tokens = row["context"]
     return f"{model}\n" + (f"{tokens // 1024}K" if tokens % 1024 == 0 else f"{tokens:,}")
 
@@ -81,20 +81,26 @@ def predictions(rows):
     """{label: {(predictor, field): value}}: means over texts, and over tokens of the questions that both policies answered."""
     names = {"front-runner, resync always": "front runner", "front-runner, random first guess": "front runner, random",
              "published dual row": "published", "published dual row, random first guess": "published, random",
-             "previous step": "previous step", "layer ahead": "layer ahead"}
+             "previous step": "previous step", "layer ahead": "layer ahead",
+             "dualdecoder resync=always,tail=plain,miss=estimate": "front runner",
+             "dualdecoder first_guess=random,resync=never,tail=plain,miss=estimate": "front runner, random",
+             "dualdecoder-published": "published", "dualdecoder-published first_guess=random": "published, random",
+             "dualdecoder predictor=previous-step,tail=plain,miss=estimate": "previous step",
+             "dualdecoder predictor=layer-ahead,tail=plain,miss=estimate": "layer ahead"}
     fields = "hit", "guesses_right"
     values, found = {}, {}
-    for row in rows.by(lambda r: (r["text"], r["policy"]), "cpu-prediction.jsonl").values():
+    for row in rows.by(lambda r: (r["model"], r["text"], r["policy"]), "cpu-prediction.jsonl", "h200-prediction.jsonl").values():
         if row["policy"] in names:
             for field in fields:
                 found.setdefault((short_context(row), names[row["policy"]], field), []).append(row[field])
     for (label, name, field), numbers in found.items():
         values.setdefault(label + ", texts", {})[name, field] = mean(numbers)
     groups = {}
-    for row in rows.all("quality.jsonl"):
-        # every model and context has rows of the whole bias, not all have the default's, half of it
-        name = {("dualdecoder", "bias_scale=1"): "front runner", ("dualdecoder-published", ""): "published"}.get((row["policy"], row["setting"]))
-        if name:
+    for row in rows.all("quality.jsonl.xz"):
+        # chunk 8 and budget 1,024, as the rows of texts; those of 4,096 tokens are of the whole bias
+        name = {("dualdecoder", "budget=1024,chunk=8"): "front runner", ("dualdecoder", "bias_scale=1,budget=1024,chunk=8"): "front runner",
+                ("dualdecoder-published", ""): "published"}.get((row["policy"], row["setting"]))
+        if name and (not row["setting"].startswith("bias_scale") or row["context"] == 4096):
             groups.setdefault((row["model"], row["context"]), {}).setdefault((row["task"], row["seed"]), {})[name] = row
     for key in sorted(groups, key=lambda k: ("Smol" not in k[0], k)):
         both = [pair for pair in groups[key].values() if len(pair) == 2 and all(row["hit"] is not None for row in pair.values())]

@@ -3,9 +3,9 @@
 """Draws the rows of dualdecoder-eval (docs/evaluation.md explains their fields), one set of figures a model and context.
 
     pip install matplotlib==3.10.7
-    python scripts/plot_quality.py [docs/results/quality.jsonl [docs/figures [TASK...]]]
+    python scripts/plot_quality.py [docs/results/quality.jsonl.xz [docs/figures [TASK...]]]
 
-Of all tasks, or of those named alone.
+Of all tasks, or of those named alone. Rows may be packed by xz.
 
 quality-<model>-<context>-scores.svg: the score of every policy by task, full attention's as a line.
 quality-<model>-<context>-front.svg: mean KL against device bytes and against link traffic; what lies left and below is better, and the
@@ -14,6 +14,7 @@ quality-<model>-<context>-thirds.svg: mean KL by thirds of the answer, which sho
 """
 import collections
 import json
+import lzma
 import pathlib
 import re
 import sys
@@ -28,6 +29,13 @@ import matplotlib.pyplot as plt  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+def read_rows(path):
+    """Rows of a file of JSON lines, packed by xz where its name says so."""
+    opened = lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8")
+    with opened as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
 def question_of(row):
     return row["task"], row["seed"], row["text"]
 
@@ -36,12 +44,11 @@ def read_groups(path, tasks=()):
     """{(model, context): {method: rows}} of the questions that every method has answered, in the order of the file. A method that has
     answered less than half as many as another is left out. With `tasks` others do not count."""
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
-    with open(path, encoding="utf-8") as lines:
-        for row in map(json.loads, filter(str.strip, lines)):
-            if tasks and row["task"] not in tasks:
-                continue
-            method = f"{row['policy']} {row['setting']}".strip()
-            groups[row["model"], row["context"]][method].append(row)
+    for row in read_rows(path):
+        if tasks and row["task"] not in tasks:
+            continue
+        method = f"{row['policy']} {row['setting']}".strip()
+        groups[row["model"], row["context"]][method].append(row)
     for methods in groups.values():
         most = max(map(len, methods.values()))
         for method in [method for method, rows in methods.items() if 2 * len(rows) < most]:
@@ -146,7 +153,7 @@ def save(figure, title, path):
 
 
 def main():
-    results = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results/quality.jsonl"
+    results = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results/quality.jsonl.xz"
     folder = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/figures"
     folder.mkdir(parents=True, exist_ok=True)
     for (model, context), methods in read_groups(results, sys.argv[3:]).items():

@@ -2,7 +2,7 @@
 # Copyright 2026 The dualdecoder authors. SPDX-License-Identifier: Apache-2.0
 """Prints the tables of docs/evaluation.md from the rows of dualdecoder-eval, as Markdown: an overview, then by model and context.
 
-    python3 scripts/quality_tables.py [docs/results/quality.jsonl] [--context N] [--model TEXT] [--task NAME...]
+    python3 scripts/quality_tables.py [docs/results/quality.jsonl.xz] [--context N] [--model TEXT] [--task NAME...]
 
 1. Methods: scores over RULER's kinds beside full attention's, the largest loss of a kind, fidelity, prediction, traffic, memory.
 2. Rivals at equal memory and traffic: for each rival the nearest to full attention of this library's settings that takes at most as many bytes
@@ -19,8 +19,8 @@ from plot_quality import ROOT, by_cell, by_token, link_mb_a_token, mib_of_store,
 RULER = ["niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
          "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"]
 ROBUSTNESS = ["languages", "random_text", "repeated", "topics", "equal"]
-KINDS_OF = ["dualdecoder", "dualdecoder bias_scale=1", "dualdecoder tail=plain", "dualdecoder budget=512,chunk=4,tail=plain", "dualdecoder chunk=4,tail=plain", "dualdecoder-published", "shadowkv", "specache-1bit",
-            "specache-2bit", "quest", "freekv", "hisparse", "infinigen"]
+KINDS_OF = ["dualdecoder", "dualdecoder budget=1024", "dualdecoder budget=1024,chunk=8", "dualdecoder bias_scale=1,budget=1024,chunk=8",
+            "dualdecoder-published", "shadowkv", "specache-1bit", "specache-2bit", "quest", "freekv", "hisparse", "infinigen"]
 
 
 def of_tasks(rows, tasks):
@@ -125,7 +125,7 @@ def agreement_and_kl(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=pathlib.Path, default=ROOT / "docs/results/quality.jsonl")
+    parser.add_argument("results", nargs="?", type=pathlib.Path, default=ROOT / "docs/results/quality.jsonl.xz")
     parser.add_argument("--context", type=int)
     parser.add_argument("--model", default="")
     parser.add_argument("--task", nargs="*", default=[], help="of these alone")

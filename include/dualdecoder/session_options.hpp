@@ -31,8 +31,8 @@ enum class PredictorKind : std::uint8_t { none, previous_step, layer_ahead, publ
 struct SessionOptions {
   int max_context = 8192;  ///< longest sequence in tokens, prompt and generated
   int max_sequences = 1;   ///< that are active at once
-  int budget_tokens = 1024;
-  int chunk_tokens = 8;
+  int budget_tokens = 512;
+  int chunk_tokens = 4;
   int sink_tokens = 16;
   int local_tokens = 128;
   bool tail_estimate = true;

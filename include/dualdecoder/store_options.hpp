@@ -45,8 +45,8 @@ struct SpeCacheOptions {
 
 /// Which chunks are attended to exactly, and what stands for the others.
 struct SelectionOptions {
-  int chunk_tokens = 8;        ///< 4, 8, 16 or 32
-  int budget_tokens = 1024;    ///< selected tokens per KV head, >= chunk_tokens
+  int chunk_tokens = 4;        ///< 4, 8, 16 or 32
+  int budget_tokens = 512;     ///< selected tokens per KV head, >= chunk_tokens
   int sink_tokens = 16;        ///< first tokens, always resident; rounded up to whole chunks
   int local_tokens = 128;      ///< last tokens, always resident
   bool tail_estimate = true;   ///< unselected chunks count by their summaries (docs/concepts.md, "Tail estimate"), else they are dropped

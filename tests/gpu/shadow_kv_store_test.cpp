@@ -637,13 +637,6 @@ void measure(Backend& cuda) {
     options.selection.budget_tokens = 2048;
     options.shadow_kv.reuse = reuse;
     const StreamRef stream = cuda.stream();
-    const auto free_bytes = [] {
-      std::size_t free = 0;
-      std::size_t total = 0;
-      cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-      return free;
-    };
-    const std::size_t free_before = free_bytes();
     auto store = cuda.make_store(options);
     auto scheduler = cuda.make_scheduler({.layers = 4, .max_items_per_submit = store->capacities().urgent});
     std::vector<float> numbers;
@@ -667,13 +660,6 @@ void measure(Backend& cuda) {
       }
     });
     const double seal = seconds([&] { store->seal(0, stream); });
-    if (reuse) {  // the first takes its memory from the device, the second what that gave back to the pool
-      const double taken = double(free_before - free_bytes());
-      const double planned = double(cuda.store_plan(options).device_bytes());
-      std::printf("%.1f MB of the device taken, %.1f planned\n", taken * 1e-6, planned * 1e-6);
-      DUALDECODER_EXPECT(taken <= planned * 1.02 + 64e6, "%g bytes taken, %g planned", taken,
-                         planned);  // what the libraries take for themselves
-    }
     std::printf("%d tokens, %d layers: open %.0f ms, append %.0f ms, seal %.0f ms\n", kTokens, options.layers, opening * 1e3, append * 1e3,
                 seal * 1e3);
 

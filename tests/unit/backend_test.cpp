@@ -142,6 +142,7 @@ TEST_CASE("the plan of a store of chunks names every part", "[backend]") {
   options.head_dim = 64;
   options.max_context = 1024;
   options.max_sequences = 2;
+  options.selection.chunk_tokens = 8;
   options.selection.budget_tokens = 64;
   options.slots_per_budget = 2.0F;
   const auto bytes_of = [&](StoreKind kind, std::string_view what) {
