@@ -54,7 +54,7 @@ if [[ ,$parts, == *,ncu,* ]]; then
   metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active
   for stall in ${stalls//,/ }; do metrics+=,smsp__average_warps_issue_stalled_${stall}_per_issue_active.ratio; done
   ncu --clock-control none --replay-mode application --csv --page raw --metrics "$metrics" \
-    -k 'regex:attend_kernel|score_kernel|choose_kernel|few_rows_kernel|nvjet|chain_kernel' "${bench[@]}" --layers 2 --steps 2 >"$out/$row-ncu.csv"
+    -k 'regex:attend_kernel|score_kernel|choose_kernel|few_rows_kernel|nvjet' "${bench[@]}" --layers 2 --steps 2 >"$out/$row-ncu.csv"
   "$root/scripts/ncu_table.py" "$out/$row-ncu.csv" >"$out/$row-ncu.txt"
   cat "$out/$row-ncu.txt"
 fi

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "replay.hpp"
 
 /// What the tests of both attention kernels share: softmax attention in double precision by its definition, and how far bf16 weights may be
 /// from it.
@@ -145,19 +146,12 @@ std::vector<std::byte> run_and_replay(const DeviceArray<std::byte>& out, const c
   enqueue(stream);
   cuda::check(cudaStreamSynchronize(stream), name);
   std::vector<std::byte> result = out.download();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t program = nullptr;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  enqueue(stream);
-  cuda::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  cuda::check(cudaGraphInstantiate(&program, graph, 0), "cudaGraphInstantiate");
+  const Replay replay(stream, [&] { enqueue(stream); });
   cuda::check(cudaMemset(out.data(), 0xFF, out.size()), "cudaMemset");
   cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  cuda::check(cudaGraphLaunch(program, stream), "cudaGraphLaunch");
+  replay.launch(stream);
   cuda::check(cudaStreamSynchronize(stream), name);
   DUALDECODER_EXPECT(out.download() == result, "%s: a replayed graph computes other bits", name);
-  cudaGraphExecDestroy(program);
-  cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
   return result;
 }

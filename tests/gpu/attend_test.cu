@@ -418,29 +418,6 @@ DeviceArray<T> filled(std::size_t count, const std::vector<T>& pattern) {
   return out;
 }
 
-/// What `enqueue` put on a stream, as a graph.
-class Replay {
- public:
-  template <class Enqueue>
-  Replay(cudaStream_t stream, Enqueue enqueue) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    enqueue();
-    check(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&program_, graph_, 0), "cudaGraphInstantiate");
-  }
-  Replay(const Replay&) = delete;
-  Replay& operator=(const Replay&) = delete;
-  ~Replay() {
-    cudaGraphExecDestroy(program_);
-    cudaGraphDestroy(graph_);
-  }
-  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(program_, stream), "cudaGraphLaunch"); }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t program_ = nullptr;
-};
-
 /// What --bench times: rows of 128 dims.
 struct Shape {
   const char* name;

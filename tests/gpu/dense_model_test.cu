@@ -21,10 +21,12 @@
 #include "dualdecoder/error.hpp"
 #include "dualdecoder/load_weights.hpp"
 #include "dualdecoder/testing/workplace.hpp"
+#include "examples/bench/shapes.hpp"
 #include "src/rope_frequencies.hpp"
 #include "tests/gpu/bf16.hpp"
 #include "tests/gpu/check.hpp"
 #include "tests/gpu/device_weights.hpp"
+#include "tests/gpu/replay.hpp"
 
 namespace dualdecoder::test {
 namespace {
@@ -372,12 +374,7 @@ void test_recorded_pass() {
   pass.fill(1);
   pass.enqueue(*pair.gpu, pair.stream);  // cuBLAS loads its kernels
   pair.wait();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t recorded = nullptr;
-  cuda::check(cudaStreamBeginCapture(pair.stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  pass.enqueue(*pair.gpu, pair.stream);
-  cuda::check(cudaStreamEndCapture(pair.stream.get(), &graph), "cudaStreamEndCapture");
-  cuda::check(cudaGraphInstantiate(&recorded, graph, 0), "cudaGraphInstantiate");
+  const Replay recorded(pair.stream.get(), [&] { pass.enqueue(*pair.gpu, pair.stream); });
   for (std::uint64_t seed = 2; seed < 6; ++seed) {
     pass.fill(seed);
     pass.enqueue(*pair.gpu, pair.stream);
@@ -386,14 +383,12 @@ void test_recorded_pass() {
     const std::vector<std::uint16_t> logits = bits_of(pass.q.download());
     const std::vector<Token> sampled = pass.sampled.download();
     pass.hidden.upload(std::vector<float>(hidden.size(), 1.0F));
-    cuda::check(cudaGraphLaunch(recorded, pair.stream.get()), "cudaGraphLaunch");
+    recorded.launch(pair.stream.get());
     pair.wait();
     DUALDECODER_EXPECT(pass.hidden.download() == hidden, "the recorded pass gives other hidden rows");
     DUALDECODER_EXPECT(bits_of(pass.q.download()) == logits, "the recorded pass gives other logits");
     DUALDECODER_EXPECT(pass.sampled.download() == sampled, "the recorded pass samples other tokens");
   }
-  cudaGraphExecDestroy(recorded);
-  cudaGraphDestroy(graph);
   DUALDECODER_EXPECT(pair.memory.allocations == allocations, "a pass allocated");
 }
 
@@ -471,54 +466,12 @@ void test_refusals() {
   expect_refused("hidden in bf16", [&] { model->embed(tokens.data(), {hidden.data(), DataType::bf16, {2, good.hidden}}, stream); });
 }
 
-ModelConfig eight_billion() {
-  ModelConfig config;
-  config.architecture = "llama";
-  config.layers = 4;
-  config.hidden = 4096;
-  config.intermediate = 14336;
-  config.heads = 32;
-  config.kv_heads = 8;
-  config.head_dim = 128;
-  config.vocabulary = 4096;
-  config.context = 131072;
-  return config;
-}
-
-ModelConfig one_and_a_half_billion() {
-  ModelConfig config;
-  config.architecture = "qwen2";
-  config.layers = 28;
-  config.hidden = 1536;
-  config.intermediate = 8960;
-  config.heads = 12;
-  config.kv_heads = 2;
-  config.head_dim = 128;
-  config.vocabulary = 4096;
-  config.context = 131072;
-  config.attention_bias = true;
-  return config;
-}
-
-/// Microseconds of `work` in a recording, replayed.
-template <class F>
-double recorded_microseconds(const cuda::Stream& stream, F&& work) {
-  work();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t recorded = nullptr;
-  cuda::check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  work();
-  cuda::check(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
-  cuda::check(cudaGraphInstantiate(&recorded, graph, 0), "cudaGraphInstantiate");
-  const double ms = milliseconds(stream.get(), 20, [&] { cuda::check(cudaGraphLaunch(recorded, stream.get()), "cudaGraphLaunch"); });
-  cudaGraphExecDestroy(recorded);
-  cudaGraphDestroy(graph);
-  return ms * 1e3;
-}
-
 /// The dense part of a layer: its weights over the time of everything that before_ and after_attention enqueue; what its
 /// products take by themselves few_rows_test prints.
-void print_speed_of(const char* name, const ModelConfig& config) {
+void print_speed_of(const char* name, int layer_count) {
+  ModelConfig config = examples::shape_named(name);
+  config.layers = layer_count;  // enough that no weights are in L2
+  config.vocabulary = 4096;
   const auto host = cpu::make_cpu_backend();
   const auto weights = make_synthetic_weights(config, 1, *host);
   const auto device_weights = std::make_shared<DeviceWeights>(*weights, false);
@@ -544,15 +497,17 @@ void print_speed_of(const char* name, const ModelConfig& config) {
                                stream);
       }
     };
-    const double us = recorded_microseconds(stream, layers) / config.layers;
+    layers();
+    const Replay replay(stream.get(), layers);
+    const double us = 1e3 * milliseconds(stream.get(), 20, [&] { replay.launch(stream.get()); }) / config.layers;
     std::printf("%s layer, %4d rows: %.1f us, %.2f TB/s of weights, %.0f TFLOP/s\n", name, rows, us, 2e-6 * parameters / us,
                 2e-6 * parameters * rows / us);
   }
 }
 
 void print_speed() {
-  print_speed_of("8B", eight_billion());
-  print_speed_of("1.5B", one_and_a_half_billion());
+  print_speed_of("8b", 4);
+  print_speed_of("1.5b", 28);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "dualdecoder/testing/workplace.hpp"
 #include "tests/gpu/bf16.hpp"
 #include "tests/gpu/check.hpp"
+#include "tests/gpu/replay.hpp"
 
 namespace dualdecoder::test {
 namespace {
@@ -251,18 +252,11 @@ double recorded_microseconds(const cuda::Stream& stream, int count, F&& work) {
     for (int i = 0; i < count; ++i) work(i);
   };
   all();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t recorded = nullptr;
-  cuda::check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  all();
-  cuda::check(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
-  cuda::check(cudaGraphInstantiate(&recorded, graph, 0), "cudaGraphInstantiate");
+  const Replay replay(stream.get(), all);
   double best = 1e30;
   for (int repeat = 0; repeat < 3; ++repeat) {
-    best = std::min(best, milliseconds(stream.get(), 4, [&] { cuda::check(cudaGraphLaunch(recorded, stream.get()), "cudaGraphLaunch"); }));
+    best = std::min(best, milliseconds(stream.get(), 4, [&] { replay.launch(stream.get()); }));
   }
-  cudaGraphExecDestroy(recorded);
-  cudaGraphDestroy(graph);
   return best * 1e3 / count;
 }
 

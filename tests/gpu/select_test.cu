@@ -20,6 +20,7 @@
 #include "cuda/store_kernels.hpp"
 #include "tests/gpu/bf16.hpp"
 #include "tests/gpu/check.hpp"
+#include "tests/gpu/replay.hpp"
 #include "tests/gpu/store_arrays.hpp"
 
 namespace dualdecoder {
@@ -438,17 +439,10 @@ template <class F>
 double microseconds(cudaStream_t stream, F&& enqueue) {
   constexpr int kCaptured = 40;
   constexpr int kReplays = 10;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int round = 0; round < kCaptured; ++round) enqueue();
-  cuda::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  cuda::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-  const double time =
-      1e3 * test::milliseconds(stream, kReplays, [&] { cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); }) / kCaptured;
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
-  return time;
+  const test::Replay replay(stream, [&] {
+    for (int round = 0; round < kCaptured; ++round) enqueue();
+  });
+  return 1e3 * test::milliseconds(stream, kReplays, [&] { replay.launch(stream); }) / kCaptured;
 }
 
 struct BenchShape {
