@@ -12,7 +12,8 @@ namespace dualdecoder::cuda {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kThreads = 512;
+// Twice the threads in half as many blocks move as fast, but slow the kernels beside them more: docs/adr/0012-loads-on-their-own-stream.md.
+constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 // Loads of 16 bytes that a lane starts before its first store: with 8 a warp has 4 KiB on the link, which hides its latency of some 2 us.
 constexpr int kInFlight = 8;

@@ -178,7 +178,7 @@ void bench(cudaStream_t stream) {
       const List load_list(loads);
       const List store_list(stores);
       const Lane lane;
-      for (const int blocks : {2, 4, 8, 16, 32}) {
+      for (const int blocks : {4, 8, 16, 32, 64}) {
         const auto rate = [&](const List& list) {
           return static_cast<double>(kMoved) * 1e-6 / milliseconds(stream, 3, [&] {
                    cuda::check(launch_gather(list.view(), lane.state.data(), blocks, {}, stream), "launch_gather");
@@ -233,7 +233,7 @@ class GatherWays {
     for (std::size_t i = 0; i < chosen_.size(); ++i) items.push_back({source(i), target(i), static_cast<std::uint32_t>(item_bytes_), 0.0F});
     const List list(items);
     const Lane lane;
-    for (const int blocks : {4, 16}) {
+    for (const int blocks : {8, 32}) {
       print("zero-copy", blocks,
             best_of([&] { cuda::check(launch_gather(list.view(), lane.state.data(), blocks, {}, stream_), "launch_gather"); }), 0.0);
     }

@@ -25,8 +25,8 @@ struct BackendOptions {
   std::size_t reserve_pinned_bytes = 0;  ///< of the backend's own pinned memory, pinned in the background from the start
   /// Told how much of it is pinned, from background threads, one call at a time; must not throw nor call the backend.
   std::function<void(std::size_t done, std::size_t total)> on_pinned;
-  int prefetch_blocks = 4;  ///< thread blocks that bring chunks beside compute: more are faster and slow compute down, 1 .. 1024
-  int urgent_blocks = 16;   ///< and those that compute waits for
+  int prefetch_blocks = 8;  ///< of 256 threads that bring chunks beside compute: fewer leave the link idle, more slow it down; 1 .. 1024
+  int urgent_blocks = 32;   ///< and those that compute waits for
 };
 
 /// Devices that make_cuda_backend() can use, as CUDA counts them up to the first that is too old: 0 in a build without the CUDA backend,
