@@ -48,13 +48,14 @@ fi
 
 if [[ ,$parts, == *,ncu,* ]]; then
   # Two layers, so that the store is small. A pass of counters needs the program once more, since what kernels write cannot be put back where
-  # the host's memory belongs to it. Filling the store runs scores and choices too: the last kernels of each name are those of steps.
-  stalls=long_scoreboard,short_scoreboard,barrier,wait,math_pipe_throttle,mio_throttle,lg_throttle,membar,sleeping,not_selected,no_instruction
+  # the host's memory belongs to it, and every pass must see the same kernels: cuBLAS's are left out. Filling the store runs scores and
+  # choices too: the last kernels of each name are those of steps.
+  stalls=long_scoreboard,short_scoreboard,barrier,wait,lg_throttle,no_instruction
   metrics=gpu__time_duration.sum,gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed
   metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active
   for stall in ${stalls//,/ }; do metrics+=,smsp__average_warps_issue_stalled_${stall}_per_issue_active.ratio; done
   ncu --clock-control none --replay-mode application --csv --page raw --metrics "$metrics" \
-    -k 'regex:attend_kernel|score_kernel|choose_kernel|few_rows_kernel|nvjet' "${bench[@]}" --layers 2 --steps 2 >"$out/$row-ncu.csv"
+    -k 'regex:attend_kernel|score_kernel|choose_kernel|few_rows_kernel|join_partials' "${bench[@]}" --layers 2 --steps 2 >"$out/$row-ncu.csv"
   "$root/scripts/ncu_table.py" "$out/$row-ncu.csv" >"$out/$row-ncu.txt"
   cat "$out/$row-ncu.txt"
 fi

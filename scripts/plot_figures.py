@@ -8,7 +8,7 @@
 paper-prediction.svg: prediction of chunks beside that of tokens, and what the first guess is worth (cpu-prediction.jsonl,
 h200-prediction.jsonl, quality.jsonl.xz). paper-throughput.svg: tokens a second by shape and context (h200-decode.jsonl).
 paper-serving.svg: requests that end within a limit (serving.jsonl). paper-dual-row.svg: attention of two rows (h200-dual-row.jsonl).
-paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl).
+paper-urgent-lane.svg: time of a step by misses (h200-urgent-lane.jsonl). paper-gathering.svg: ways of gathering (h200-gather-ways.jsonl).
 paper-ablations.svg: what each part is worth in speed and in fidelity (h200-decode.jsonl, cpu-ablations.jsonl).
 A figure whose rows are not there is left out. Of rows with the same name the last counts.
 """
@@ -229,6 +229,22 @@ def urgent_lane(rows, out):
     save(figure, out / "paper-urgent-lane.svg")
 
 
+def gathering(rows, out):
+    found = rows.by(lambda r: (r["way"], r["workers"], r["item_bytes"]), "h200-gather-ways.jsonl")
+    if not found:
+        return
+    names = {"cpu": "host, {} thread{}", "copy-calls": "copy engine,\ncalls", "copy-batch": "copy engine,\nbatch", "zero-copy": "zero copy,\n{} blocks"}
+    ways = list(dict.fromkeys((way, workers) for way, workers, _ in found))
+    sizes = sorted({size for _, _, size in found}, reverse=True)
+    figure, axis = plt.subplots(figsize=(8.0, 3.4), constrained_layout=True)
+    bars(axis, [names[way].format(workers, "s" if workers > 1 else "") for way, workers in ways],
+         [(f"pieces of {size} bytes", colour, [found[(*way, size)]["ms"] if (*way, size) in found else None for way in ways])
+          for size, colour in zip(sizes, (OURS, OTHER))])
+    axis.set_yscale("log")
+    finish(axis, f"{next(iter(found.values()))['bytes'] / 1e6:.0f} MB of scattered chunks to one H200", "milliseconds")
+    save(figure, out / "paper-gathering.svg")
+
+
 def ablation_label(policy):
     """What sets a policy apart from the front runner with resync, plain tail and estimate."""
     whole = {"resync": "always", "tail": "plain", "miss": "estimate"}
@@ -276,7 +292,7 @@ def main():
     rows = Rows(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results")
     out = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/figures"
     out.mkdir(parents=True, exist_ok=True)
-    for draw in (prediction, throughput, serving, dual_row, urgent_lane, ablations):
+    for draw in (prediction, throughput, serving, dual_row, urgent_lane, gathering, ablations):
         draw(rows, out)
 
 
