@@ -12,7 +12,7 @@ namespace dualdecoder::cuda {
 namespace {
 
 constexpr int kWarp = 32;
-// Twice the threads in half as many blocks move as fast, but slow the kernels beside them more: docs/adr/0012-loads-on-their-own-stream.md.
+// Twice the threads in half as many blocks move as fast, but slow the kernels beside them more: docs/adr/0012-gathers-beside-compute.md.
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 // Loads of 16 bytes that a lane starts before its first store: with 8 a warp has 4 KiB on the link, which hides its latency of some 2 us.

@@ -21,10 +21,9 @@ struct SchedulerResources {
 
 /// Lanes that the device drives: kernels read the lists where they lie and move the items between the device and pinned host memory.
 /// Urgent loads and write-backs run on the stream that submits them, so that waiting for them is the stream's own order; prefetches run on
-/// a stream of their own, from a copy of their list, so that the side stream goes on with the next layer's list meanwhile. Both have the
-/// lowest priority. A write-back that the side stream waits for is behind all prefetches so far. Everything can be recorded; what runs on
-/// these streams when a recording begins must have been rejoined. A throttle, if set, holds for all lanes together. Throws InvalidArgument,
-/// OutOfMemory, CudaError.
+/// the side stream, which has the lowest priority. A prefetch submitted on the side stream reads its list there; one from another stream
+/// takes a copy. Everything can be recorded; what runs on the side stream when a recording begins must have been rejoined. A throttle, if
+/// set, holds for all lanes together. Throws InvalidArgument, OutOfMemory, CudaError.
 std::unique_ptr<TransferScheduler> make_cuda_scheduler(const SchedulerOptions& options, const SchedulerResources& resources);
 
 }  // namespace dualdecoder::cuda
