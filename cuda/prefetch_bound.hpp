@@ -9,10 +9,10 @@
 
 namespace dualdecoder::cuda {
 
-/// cpu::most_prefetches as StoreLayout takes it: 0 without a bound, so that less than one load is one.
+/// cpu::most_prefetches as StoreLayout takes it: 0 without a bound.
 inline int prefetch_bound(const StoreOptions& options, std::size_t bytes) {
   if (options.prefetch_bytes_per_step == 0) return 0;
-  return static_cast<int>(std::clamp<std::size_t>(cpu::most_prefetches(options, bytes), 1, std::numeric_limits<int>::max()));
+  return static_cast<int>(std::min<std::size_t>(cpu::most_prefetches(options, bytes), std::numeric_limits<int>::max()));
 }
 
 }  // namespace dualdecoder::cuda

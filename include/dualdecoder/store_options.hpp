@@ -52,8 +52,8 @@ struct SelectionOptions {
   bool tail_estimate = true;   ///< unselected chunks count by their summaries (docs/concepts.md, "Tail estimate"), else they are dropped
   bool calibrate_tail = true;  ///< one log bias per layer and query head, set at the end of prefill
   float bias_scale = 0.5F;     ///< times the calibrated bias, 0 .. 2
-  int value_group_chunks =
-      1;  ///< consecutive chunks whose values have one mean in the estimate, 1, 2 or 4 (docs/concepts.md, "Tail estimate")
+  /// Consecutive chunks whose values have one mean in the estimate, 1, 2 or 4 (docs/concepts.md, "Tail estimate")
+  int value_group_chunks = 1;
 };
 
 /// Shape, sizes and policies of a store.
@@ -75,7 +75,8 @@ struct StoreOptions {
   float slots_per_budget = 4.0F;  ///< m of docs/concepts.md, "Resident set", >= 1; slots of one KV head = m * budget / chunk
   MissPolicy miss_policy = MissPolicy::wait;
   bool selects_ahead = true;  ///< select of the next layer may come before attend of this one; without, a store may keep less
-  /// Bound on prefetched bytes of one step over all layers and sequences, shared evenly by the layers; 0: unbounded
+  /// Bound on prefetched bytes of one step over all layers and sequences, shared evenly by the layers, of which each
+  /// may ask for one load whatever its share; 0: unbounded
   std::size_t prefetch_bytes_per_step = 0;
 };
 
