@@ -68,23 +68,30 @@ Question make_completion(const TaskRequest& request) {
 /// Entries of a ledger hidden in order; the balance after each is to be written down, and the last one counts.
 Question make_reasoning(const TaskRequest& request) {
   constexpr int kTokensPerEntry = 20;  // "Entry 12: 437 + 37 = 474" and a line break, with some to spare
+  constexpr int kWorkedOut = 3;        // lines that the answer begins with: without some a small model jumps to the end
   Random random(request.seed, "reasoning");
   const int count = std::max(2, request.answer_tokens / kTokensPerEntry);
+  const int given = std::min(kWorkedOut, count - 1);
   int balance = random.between(100, 999);
   const int first = balance;
   std::vector<std::string> entries;
+  std::string worked_out;
   for (int i = 1; i <= count; ++i) {
     const int amount = random.between(2, 99);
     const bool adds = balance < 500 || random.below(2) == 0;
+    const int before = balance;
     balance += adds ? amount : -amount;
+    if (i <= given) worked_out += fmt::format("Entry {}: {} {} {} = {}\n", i, before, adds ? '+' : '-', amount, balance);
+    if (i == given + 1) worked_out += fmt::format("Entry {}: {}", i, before);
     entries.push_back(fmt::format("Entry {}: {} {}.", i, adds ? "add" : "subtract", amount));
   }
   Question question;
   question.text = fmt::format(
-      "This text holds the {0} entries of a ledger.\n\n{1}\n\nThe balance is {2} at first. Go through the entries in order and write one "
-      "line for each, such as \"Entry 1: {2} + 5 = {3}\". After entry {0}, write \"Final balance: \" and the balance.",
-      count, request.essay->text(random, request.size, entries), first, first + 5);
-  question.answer_head = fmt::format("Entry 1: {}", first);
+      "This text holds the {0} entries of a ledger.\n\n{1}\n\nThe balance is {2} at first. Go through all {0} entries in order and write "
+      "one line for each, with the balance before it, what is added or subtracted, and the balance after it. After entry {0}, write "
+      "\"Final balance: \" and the balance.",
+      count, request.essay->text(random, request.size, entries), first);
+  question.answer_head = worked_out;
   question.answers = {std::to_string(balance)};
   return question;
 }

@@ -130,12 +130,13 @@ TEST_CASE("common and frequent words: counted, the answers come most often") {
   CHECK(std::all_of(frequencies.begin(), frequencies.end(), [&](const auto& entry) { return entry.second < least; }));
 }
 
-TEST_CASE("reasoning: the ledger adds up to the answer") {
+TEST_CASE("reasoning: the ledger adds up to the answer, whose first lines are given") {
   for (const std::uint64_t seed : {1, 2, 3}) {
     const Question question = question_of(*find_task("reasoning"), 100, seed, 800);
     const std::size_t at = question.text.find("The balance is ");
     int balance = std::stoi(question.text.substr(at + 15));
     int entries = 0;
+    std::string worked_out;
     for (int i = 1;; ++i, ++entries) {
       const std::string entry = "Entry " + std::to_string(i) + ": ";
       const std::size_t place =
@@ -143,8 +144,11 @@ TEST_CASE("reasoning: the ledger adds up to the answer") {
       if (place == std::string::npos) break;
       const bool adds = question.text.compare(place + entry.size(), 4, "add ") == 0;
       const int amount = std::stoi(question.text.substr(place + entry.size() + (adds ? 4 : 9)));
+      if (i <= 4) worked_out += entry + std::to_string(balance);
       balance += adds ? amount : -amount;
+      if (i <= 3) worked_out += (adds ? " + " : " - ") + std::to_string(amount) + " = " + std::to_string(balance) + "\n";
     }
+    CHECK(question.answer_head == worked_out);
     CHECK(entries == 40);
     CHECK(question.answers == std::vector{std::to_string(balance)});
   }
