@@ -3,21 +3,22 @@
 """Draws the rows of dualdecoder-eval (docs/evaluation.md explains their fields), one set of figures a model and context.
 
     pip install matplotlib==3.10.7
-    python scripts/plot_quality.py [docs/results/quality.jsonl.xz [docs/figures [TASK...]]]
+    python scripts/plot_quality.py [--last-seed N] [docs/results/quality.jsonl.xz [docs/figures [TASK...]]]
 
-Of all tasks, or of those named alone. Rows may be packed by xz.
+Of all tasks, or of those named alone. Rows may be packed by xz. Where some methods answered more seeds than others, --last-seed leaves the
+higher ones out: what has less than half of the most answers is not drawn.
 
 quality-<model>-<context>-scores.svg: the score of every policy by task, full attention's as a line.
 quality-<model>-<context>-front.svg: mean KL against device bytes and against link traffic; what lies left and below is better, and the
     line goes through the methods that none beats in both.
 quality-<model>-<context>-thirds.svg: mean KL by thirds of the answer, which shows whether errors compound.
 """
+import argparse
 import collections
 import json
 import lzma
 import pathlib
 import re
-import sys
 
 import matplotlib
 
@@ -40,12 +41,12 @@ def question_of(row):
     return row["task"], row["seed"], row["text"]
 
 
-def read_groups(path, tasks=()):
+def read_groups(path, tasks=(), last_seed=None):
     """{(model, context): {method: rows}} of the questions that every method has answered, in the order of the file. A method that has
-    answered less than half as many as another is left out. With `tasks` others do not count."""
+    answered less than half as many as another is left out. With `tasks` others do not count, nor do seeds above `last_seed`."""
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in read_rows(path):
-        if tasks and row["task"] not in tasks:
+        if (tasks and row["task"] not in tasks) or (last_seed is not None and row["seed"] > last_seed):
             continue
         method = f"{row['policy']} {row['setting']}".strip()
         groups[row["model"], row["context"]][method].append(row)
@@ -153,10 +154,15 @@ def save(figure, title, path):
 
 
 def main():
-    results = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/results/quality.jsonl.xz"
-    folder = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/figures"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=pathlib.Path, default=ROOT / "docs/results/quality.jsonl.xz")
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "docs/figures")
+    parser.add_argument("task", nargs="*", help="names; default: all")
+    parser.add_argument("--last-seed", type=int, help="seeds above are left out")
+    arguments = parser.parse_args()
+    folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for (model, context), methods in read_groups(results, sys.argv[3:]).items():
+    for (model, context), methods in read_groups(arguments.results, arguments.task, arguments.last_seed).items():
         title = f"{model}, context {context}"
         stem = re.sub(r"[^a-z0-9]+", "-", f"quality-{model}-{context}".lower())
         figure, axis = plt.subplots(figsize=(9.0, 3.6), constrained_layout=True)

@@ -129,8 +129,9 @@ def main():
     parser.add_argument("--context", type=int)
     parser.add_argument("--model", default="")
     parser.add_argument("--task", nargs="*", default=[], help="of these alone")
+    parser.add_argument("--last-seed", type=int, help="seeds above are left out, so that methods with fewer answers stay")
     arguments = parser.parse_args()
-    groups = {(model, context): methods for (model, context), methods in read_groups(arguments.results, arguments.task).items()
+    groups = {(model, context): methods for (model, context), methods in read_groups(arguments.results, arguments.task, arguments.last_seed).items()
               if arguments.model in model and arguments.context in (None, context)}
     print_overview(groups)
     for (model, context), methods in groups.items():

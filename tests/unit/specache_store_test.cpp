@@ -287,6 +287,18 @@ TEST_CASE("a bound on prefetch brings the best tokens first and counts the other
   CHECK(bench.store().statistics().prefetch_dropped == 2 * (2 * 12 - 5));
 }
 
+TEST_CASE("a bound on prefetch below one load is one load a layer") {
+  StoreOptions options = small_options();
+  options.max_sequences = 1;
+  options.prefetch_bytes_per_step = 1;
+  Bench bench(options);
+  bench.start(0, Story(11), 150);
+  bench.driver().pass({{0, RowMode::dual, Story(11), 150, Story(50), false}}, Hint::row1);
+  bench.driver().settle();
+  CHECK(bench.store().statistics().prefetch_bytes == 2 * 2 * 16 * 4);  // a token in each of two layers
+  CHECK(bench.store().statistics().prefetch_dropped == 2 * (2 * 12 - 1));
+}
+
 TEST_CASE("the memory plan names every kind and holds") {
   for (const DataType type : {DataType::f32, DataType::bf16}) {
     const std::shared_ptr<Backend> host = cpu::make_cpu_backend({.threads = 2});
