@@ -79,15 +79,17 @@ struct ExactBlock {
 
 /// The chunks of a part, wherever they lie: in shared memory where their keys begin, and which of them the second row attends to.
 struct ChunkRows {
-  static constexpr int kRun = 4;  // the least of a chunk
-  static constexpr int kMost = kOwnTokens / 4;
-  static_assert(kMost == kAttendThreads && kPartTokens <= kOwnTokens, "a thread finds a chunk");
+  static constexpr int kRun = 4;
+  static constexpr int kMost = kPartChunks;
+  static_assert(kMost == kAttendThreads && kPartTokens <= 2 * kMost, "a thread finds a chunk");
   const std::byte** keys;
   std::uint32_t* seen_by_second;  ///< bits
   int shift;                      ///< log2 of the chunk's tokens
   std::uint32_t row_bytes;
   std::uint32_t value_offset;
   static constexpr int kTableBytes = kMost * 8 + kMost / 8;
+
+  __device__ bool in_runs() const { return 1 << shift >= kRun; }
 
   __device__ const std::byte* key(int i) const {
     return keys[i >> shift] + (static_cast<std::uint32_t>(i) & ((1U << shift) - 1U)) * row_bytes;
@@ -149,7 +151,7 @@ __device__ int find_chosen(const Pass& pass, const ExactBlock& block, const Chun
   const int thread = static_cast<int>(threadIdx.x);
   const int capacity = pass.by_row.capacity;
   const bool of_second = block.part >= layout.parts;
-  const int each = (of_second ? kOwnTokens : kPartTokens) >> rows.shift;
+  const int each = (of_second ? layout.own_part_tokens() : kPartTokens) >> rows.shift;
   const int first = (of_second ? block.part - layout.parts : block.part) * each;
   const int number = block.first_number + static_cast<int>(of_second);
   const bool follows = pass.rows == 2 && pass.follows(block.mode);
@@ -370,7 +372,7 @@ struct AttendPlan {
     const bool second = pass.rows == 2 && number == 1;
     if (!second || row_is_live(mode, 0)) live.end[0] = parts_of(second ? 0 : number, kPartTokens);
     live.first[1] = live.end[1] = layout.parts;
-    if (second && !pass.follows(mode)) live.end[1] += parts_of(1, kOwnTokens);
+    if (second && !pass.follows(mode)) live.end[1] += parts_of(1, layout.own_part_tokens());
     const int length = pass.view.position[place];
     const int own = row_position(mode, number, length);
     live.first[2] = pass.chosen_parts;

@@ -250,7 +250,7 @@ __device__ void add_values(std::uint32_t tile, const std::uint32_t (&weights)[kG
 
 /// Attends to tokens 0 .. count-1 of a block; `hidden(tile)` says which of a tile the lane's columns do not see, as HiddenBehind does.
 /// `rows` says where they lie: key(i) points to token i's key in global memory, value_offset bytes before its value; from a
-/// multiple of Rows::kRun on so many keys are one piece. Queries have been staged; `whole` ones were bf16.
+/// multiple of Rows::kRun on so many keys are one piece where in_runs(). Queries have been staged; `whole` ones were bf16.
 template <class Shape, int kDim, int kGroups, int kHalves, class Rows, class Hidden>
 __device__ void attend_to_tokens(const Rows& rows, int count, const Hidden& hidden, bool whole, WarpSums<kDim, kGroups>& sums) {
   constexpr unsigned kPieces = kDim / 8;
@@ -262,24 +262,26 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const Hidden& hidd
   const unsigned lane = threadIdx.x % 32U;
   const auto bring_whole = [&](int tile, std::uint32_t to, std::uint32_t offset) {
     if constexpr (32 % kPieces == 0 && Rows::kRun * static_cast<int>(kPieces) >= 32) {  // a copy of all lanes is some whole rows
-      constexpr int kRowsEach = static_cast<int>(32 / kPieces);
-      const std::uint32_t own = to + lane / kPieces * static_cast<unsigned>(Shape::kStride) + lane % kPieces * 16U;
+      if (rows.in_runs()) {
+        constexpr int kRowsEach = static_cast<int>(32 / kPieces);
+        const std::uint32_t own = to + lane / kPieces * static_cast<unsigned>(Shape::kStride) + lane % kPieces * 16U;
 #pragma unroll
-      for (int first = 0; first < kTileTokens; first += Rows::kRun) {
-        const std::byte* const from = rows.key(tile * kTileTokens + first) + offset + lane * 16U;
+        for (int first = 0; first < kTileTokens; first += Rows::kRun) {
+          const std::byte* const from = rows.key(tile * kTileTokens + first) + offset + lane * 16U;
 #pragma unroll
-        for (int row = 0; row < Rows::kRun; row += kRowsEach) {
-          copy_async(own + static_cast<std::uint32_t>((first + row) * Shape::kStride), from + row * kDim * 2, true);
+          for (int row = 0; row < Rows::kRun; row += kRowsEach) {
+            copy_async(own + static_cast<std::uint32_t>((first + row) * Shape::kStride), from + row * kDim * 2, true);
+          }
         }
+        return;
       }
-    } else {
+    }
 #pragma unroll
-      for (int i = 0; i < kTileTokens * kDim / 256; ++i) {
-        const unsigned index = static_cast<unsigned>(i) * 32U + lane;
-        const unsigned row = index / kPieces;
-        const std::byte* const from = rows.key(tile * kTileTokens + static_cast<int>(row)) + offset + index % kPieces * 16U;
-        copy_async(to + row * static_cast<unsigned>(Shape::kStride) + index % kPieces * 16U, from, true);
-      }
+    for (int i = 0; i < kTileTokens * kDim / 256; ++i) {
+      const unsigned index = static_cast<unsigned>(i) * 32U + lane;
+      const unsigned row = index / kPieces;
+      const std::byte* const from = rows.key(tile * kTileTokens + static_cast<int>(row)) + offset + index % kPieces * 16U;
+      copy_async(to + row * static_cast<unsigned>(Shape::kStride) + index % kPieces * 16U, from, true);
     }
   };
   // with zeros behind the end: a weight of zero must not meet a NaN

@@ -21,6 +21,7 @@ struct PageRows {
   int row_bytes;
   std::uint32_t value_offset;
 
+  static constexpr bool in_runs() { return true; }
   __device__ std::byte* key(int i) const {
     const int token = first + i;
     return list + static_cast<std::size_t>(token / kPageTokens) * (2 * value_offset) + token % kPageTokens * row_bytes;

@@ -76,6 +76,7 @@ struct ChunkRows {
   std::uint32_t row_bytes;
   std::uint32_t value_offset;
 
+  static constexpr bool in_runs() { return true; }
   __device__ const std::byte* key(int i) const {
     return keys[i >> shift] + (static_cast<std::uint32_t>(i) & ((1U << shift) - 1U)) * row_bytes;
   }

@@ -164,7 +164,7 @@ void commit_shadow(const ShadowLayout& layout, const StepView& view, const Trans
       case 8: launch_commit<8>(layout, view, write_back, stream); break;
       case 16: launch_commit<16>(layout, view, write_back, stream); break;
       case 32: launch_commit<32>(layout, view, write_back, stream); break;
-      default: dualdecoder::detail::require(false, "chunk_tokens", layout.store.chunk, "4, 8, 16 or 32");
+      default: dualdecoder::detail::require(false, "chunk_tokens", layout.store.chunk, "4, 8, 16 or 32 for the store shadow_kv");
     }
   }
   count_pass_kernel<<<1, 1, 0, stream>>>(layout.store.pass);

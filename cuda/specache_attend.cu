@@ -39,6 +39,7 @@ struct FetchedRows {
   std::uint32_t token_bytes;
   std::uint32_t value_offset;
 
+  static constexpr bool in_runs() { return true; }
   __device__ const std::byte* key(int i) const { return data + static_cast<std::size_t>(slots[i]) * token_bytes; }
 };
 
@@ -51,6 +52,7 @@ struct WindowRows {
   std::uint32_t token_bytes;
   std::uint32_t value_offset;
 
+  static constexpr bool in_runs() { return true; }
   __device__ std::byte* key(int i) const { return data + static_cast<std::size_t>((first + i) % ring) * token_bytes; }
 };
 

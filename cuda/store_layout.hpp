@@ -25,6 +25,7 @@ inline constexpr int kSplitTiles = kSplitChunks / kTileChunks;
 inline constexpr int kLeastPieceTiles = 8;  ///< of those that one block scores; see ScoreCut
 inline constexpr int kPartTokens = 256;     ///< exact tokens that one block attends to
 inline constexpr int kOwnTokens = 512;      ///< of those that the second row may attend to alone, as a few of them are to be expected
+inline constexpr int kPartChunks = 128;     ///< chosen chunks that one block attends to at most
 
 /// What a store counted; the order is that of StoreStatistics.
 enum class Counter : int {
@@ -115,8 +116,11 @@ struct StoreLayout {
   DUALDECODER_HOST_DEVICE int near_parts() const { return ((sink_chunks + window_chunks) * chunk + kPartTokens - 1) / kPartTokens; }
   /// Rows of a sequence that one block serves.
   DUALDECODER_HOST_DEVICE int rows_together() const { return rows_per_sequence * group <= 16 ? rows_per_sequence : 1; }
-  /// Parts of kOwnTokens that the chunks of a second row take.
-  DUALDECODER_HOST_DEVICE int own_parts() const { return rows_together() == 2 ? (selected * chunk + kOwnTokens - 1) / kOwnTokens : 0; }
+  DUALDECODER_HOST_DEVICE int own_part_tokens() const { return kPartChunks * chunk < kOwnTokens ? kPartChunks * chunk : kOwnTokens; }
+  /// Parts of own_part_tokens() that the chunks of a second row take.
+  DUALDECODER_HOST_DEVICE int own_parts() const {
+    return rows_together() == 2 ? (selected * chunk + own_part_tokens() - 1) / own_part_tokens() : 0;
+  }
   /// Parts of what a row list attends to exactly: the chunks of the first row, those that the second row has for itself, sinks and window.
   DUALDECODER_HOST_DEVICE int exact_parts() const { return parts + own_parts() + near_parts(); }
   /// Partial results of a row list: of these parts, then of the tail.

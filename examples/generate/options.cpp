@@ -85,7 +85,7 @@ void add_selection_options(CLI::App& app, GenerateOptions& options) {
   auto& session = options.session;
   app.add_option("-c,--max-context,--context", options.max_context, "tokens, prompt and generated; 0: as many as needed");
   app.add_option("-b,--budget-tokens,--budget", session.budget_tokens, "selected tokens per KV head");
-  app.add_option("--chunk-tokens,--chunk", session.chunk_tokens, "4, 8, 16 or 32");
+  app.add_option("--chunk-tokens,--chunk", session.chunk_tokens, "2, 4, 8, 16 or 32");
   app.add_option("--sink-tokens", session.sink_tokens, "first tokens, always resident");
   app.add_option("--local-tokens", session.local_tokens, "last tokens, always resident");
   app.add_flag("--tail-estimate,!--no-tail-estimate", session.tail_estimate, "unselected chunks count by their summaries (default)");

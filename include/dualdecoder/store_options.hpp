@@ -45,7 +45,7 @@ struct SpeCacheOptions {
 
 /// Which chunks are attended to exactly, and what stands for the others.
 struct SelectionOptions {
-  int chunk_tokens = 4;        ///< 4, 8, 16 or 32
+  int chunk_tokens = 4;        ///< 2, 4, 8, 16 or 32; at least 4 for StoreKind::shadow_kv
   int budget_tokens = 512;     ///< selected tokens per KV head, >= chunk_tokens
   int sink_tokens = 16;        ///< first tokens, always resident; rounded up to whole chunks
   int local_tokens = 128;      ///< last tokens, always resident
@@ -98,7 +98,7 @@ struct SchedulerOptions {
 /// Throws InvalidArgument naming the first field that is out of range.
 inline void validate(const SelectionOptions& options) {
   const int chunk = options.chunk_tokens;
-  detail::require(chunk == 4 || chunk == 8 || chunk == 16 || chunk == 32, "chunk_tokens", chunk, "4, 8, 16 or 32");
+  detail::require(chunk == 2 || chunk == 4 || chunk == 8 || chunk == 16 || chunk == 32, "chunk_tokens", chunk, "2, 4, 8, 16 or 32");
   detail::require(options.budget_tokens >= chunk, "budget_tokens", options.budget_tokens, "at least chunk_tokens");
   detail::require(options.sink_tokens >= 0 && options.sink_tokens <= 4096, "sink_tokens", options.sink_tokens, "in 0 .. 4096");
   detail::require(options.local_tokens >= 1 && options.local_tokens <= 65536, "local_tokens", options.local_tokens, "in 1 .. 65536");
@@ -144,6 +144,8 @@ inline void validate(const StoreOptions& options) {
   validate(options.selection);
   validate(options.shadow_kv);
   validate(options.specache);
+  detail::require(options.kind != StoreKind::shadow_kv || options.selection.chunk_tokens >= 4, "chunk_tokens",
+                  options.selection.chunk_tokens, "4, 8, 16 or 32 for the store shadow_kv");
   detail::require(options.kind != StoreKind::shadow_kv || options.miss_policy == MissPolicy::wait, "miss_policy", "estimate",
                   "wait for the store shadow_kv, which drops what it does not attend to");
 }

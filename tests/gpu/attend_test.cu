@@ -559,6 +559,7 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::strcmp(argv[1], "--bench") == 0) {
       bench({.name = "8B", .batch = 7, .length = 131072});
       bench({.name = "8B", .batch = 7, .length = 131072, .budget = 2048});
+      bench({.name = "8B", .batch = 7, .length = 131072, .chunk = 2, .budget = 512, .value_group = 2});
       bench({.name = "8B", .batch = 7, .length = 131072, .chunk = 4, .budget = 512});
       bench({.name = "8B", .batch = 7, .length = 131072, .rows_per_sequence = 1});
       bench({.name = "8B", .batch = 7, .length = 131072, .value_group = 2});
@@ -593,6 +594,9 @@ int main(int argc, char** argv) {
     run_case({.name = "flat tail", .bias_scale = 0.0F, .score_deviation = 0.1F, .lengths = {9000}, .modes = {kDual}});
     run_case({.name = "no sinks", .sink_chunks = 0, .lengths = {1, 31, 40, 3000}, .modes = {kDual, kDual, kDual, kDual}});
     run_case({.name = "wide window", .sink_chunks = 8, .local_tokens = 300, .lengths = {100, 365, 3000}, .modes = {kDual, kDual, kDual}});
+    for (const int dim : {64, 80, 128}) {  // row 1's own chunks take several parts
+      run_case({.name = "chunk 2", .dim = dim, .chunk = 2, .selected = 300, .slots = 400, .lengths = {5000, 30}, .modes = {kDual, kDual}});
+    }
     run_case({.name = "chunk 4", .chunk = 4, .selected = 100, .lengths = {5000, 30}, .modes = {kDual, kDual}});
     run_case({.name = "chunk 16", .chunk = 16, .lengths = {5000, 70}, .modes = {kDual, kDual}});
     run_case({.name = "chunk 32", .chunk = 32, .lengths = {5000, 100}, .modes = {kDual, kDual}});

@@ -70,8 +70,8 @@ TEST_CASE("Options that no session can run are refused by name", "[session]") {
   refused([](SessionOptions& o) { o.budget_tokens = 0; }, {"budget_tokens = 0", "at least chunk_tokens"});
   refused([](SessionOptions& o) { o.budget_tokens = 3; }, {"budget_tokens = 3", "at least chunk_tokens"});
   refused([](SessionOptions& o) { o.budget_tokens = -8; }, {"budget_tokens = -8"});
-  refused([](SessionOptions& o) { o.chunk_tokens = 5; }, {"chunk_tokens = 5", "4, 8, 16 or 32"});
-  refused([](SessionOptions& o) { o.chunk_tokens = 0; }, {"chunk_tokens = 0", "4, 8, 16 or 32"});
+  refused([](SessionOptions& o) { o.chunk_tokens = 5; }, {"chunk_tokens = 5", "2, 4, 8, 16 or 32"});
+  refused([](SessionOptions& o) { o.chunk_tokens = 0; }, {"chunk_tokens = 0", "2, 4, 8, 16 or 32"});
   refused([](SessionOptions& o) { o.max_context = 4096; }, {"max_context = 4096", "2048"});
   refused([](SessionOptions& o) { o.max_context = 0; }, {"max_context = 0"});
   refused([](SessionOptions& o) { o.max_sequences = 0; }, {"max_sequences = 0"});

@@ -278,7 +278,7 @@ void expect_near(const float* got, const std::vector<double>& want, double bound
 
 TEST_CASE("selection, tail estimate and calibration equal the brute-force twin", "[store]") {
   for (const int dim : {16, 24, 64}) {
-    for (const int chunk : {4, 8, 16}) {
+    for (const int chunk : {2, 4, 8, 16}) {
       StoreOptions options = small_options(dim);
       options.selection.chunk_tokens = chunk;
       Text text(dim, 330, unsigned(dim + chunk));
