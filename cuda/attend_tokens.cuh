@@ -260,28 +260,33 @@ __device__ void attend_to_tokens(const Rows& rows, int count, const Hidden& hidd
   const std::uint32_t memory = shared_address(block_memory() + Shape::kTiles + warp * Shape::kWarpBytes);
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
   const unsigned lane = threadIdx.x % 32U;
-  const auto bring_whole = [&](int tile, std::uint32_t to, std::uint32_t offset) {
-    if constexpr (32 % kPieces == 0 && Rows::kRun * static_cast<int>(kPieces) >= 32) {  // a copy of all lanes is some whole rows
-      if (rows.in_runs()) {
-        constexpr int kRowsEach = static_cast<int>(32 / kPieces);
-        const std::uint32_t own = to + lane / kPieces * static_cast<unsigned>(Shape::kStride) + lane % kPieces * 16U;
+  constexpr bool kWholeRows = 32 % kPieces == 0 && Rows::kRun * static_cast<int>(kPieces) >= 32;  // a copy of all lanes is some of them
+  const auto bring_runs = [&](int tile, std::uint32_t to, std::uint32_t offset) {
+    constexpr int kRowsEach = kWholeRows ? static_cast<int>(32 / kPieces) : 1;
+    const std::uint32_t own = to + lane / kPieces * static_cast<unsigned>(Shape::kStride) + lane % kPieces * 16U;
 #pragma unroll
-        for (int first = 0; first < kTileTokens; first += Rows::kRun) {
-          const std::byte* const from = rows.key(tile * kTileTokens + first) + offset + lane * 16U;
+    for (int first = 0; first < kTileTokens; first += Rows::kRun) {
+      const std::byte* const from = rows.key(tile * kTileTokens + first) + offset + lane * 16U;
 #pragma unroll
-          for (int row = 0; row < Rows::kRun; row += kRowsEach) {
-            copy_async(own + static_cast<std::uint32_t>((first + row) * Shape::kStride), from + row * kDim * 2, true);
-          }
-        }
-        return;
+      for (int row = 0; row < Rows::kRun; row += kRowsEach) {
+        copy_async(own + static_cast<std::uint32_t>((first + row) * Shape::kStride), from + row * kDim * 2, true);
       }
     }
+  };
+  const auto bring_rows = [&](int tile, std::uint32_t to, std::uint32_t offset) {
 #pragma unroll
     for (int i = 0; i < kTileTokens * kDim / 256; ++i) {
       const unsigned index = static_cast<unsigned>(i) * 32U + lane;
       const unsigned row = index / kPieces;
       const std::byte* const from = rows.key(tile * kTileTokens + static_cast<int>(row)) + offset + index % kPieces * 16U;
       copy_async(to + row * static_cast<unsigned>(Shape::kStride) + index % kPieces * 16U, from, true);
+    }
+  };
+  const auto bring_whole = [&](int tile, std::uint32_t to, std::uint32_t offset) {
+    if (kWholeRows && rows.in_runs()) {
+      bring_runs(tile, to, offset);
+    } else {
+      bring_rows(tile, to, offset);
     }
   };
   // with zeros behind the end: a weight of zero must not meet a NaN
