@@ -32,7 +32,7 @@ struct SessionOptions {
   int max_context = 8192;  ///< longest sequence in tokens, prompt and generated
   int max_sequences = 1;   ///< that are active at once
   int budget_tokens = 512;
-  int chunk_tokens = 4;
+  int chunk_tokens = 2;
   int sink_tokens = 16;
   int local_tokens = 128;
   bool tail_estimate = true;

@@ -45,7 +45,7 @@ struct SpeCacheOptions {
 
 /// Which chunks are attended to exactly, and what stands for the others.
 struct SelectionOptions {
-  int chunk_tokens = 4;        ///< 2, 4, 8, 16 or 32; at least 4 for StoreKind::shadow_kv
+  int chunk_tokens = 2;        ///< 2, 4, 8, 16 or 32; at least 4 for StoreKind::shadow_kv
   int budget_tokens = 512;     ///< selected tokens per KV head, >= chunk_tokens
   int sink_tokens = 16;        ///< first tokens, always resident; rounded up to whole chunks
   int local_tokens = 128;      ///< last tokens, always resident
