@@ -19,8 +19,8 @@ from plot_quality import ROOT, by_cell, by_token, link_mb_a_token, mib_of_store,
 RULER = ["niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
          "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"]
 ROBUSTNESS = ["languages", "random_text", "repeated", "topics", "equal"]
-KINDS_OF = ["dualdecoder", "dualdecoder budget=1024", "dualdecoder budget=1024,chunk=8", "dualdecoder bias_scale=1,budget=1024,chunk=8",
-            "dualdecoder-published", "shadowkv", "specache-1bit", "specache-2bit", "quest", "freekv", "hisparse", "infinigen"]
+KINDS_OF = ["dualdecoder", "dualdecoder chunk=4", "dualdecoder budget=1024,chunk=4", "dualdecoder budget=1024,chunk=8",
+            "dualdecoder bias_scale=1,budget=1024,chunk=8", "dualdecoder-published", "shadowkv", "specache-1bit", "specache-2bit", "quest", "freekv", "hisparse", "infinigen"]
 
 
 def of_tasks(rows, tasks):
