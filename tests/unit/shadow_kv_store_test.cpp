@@ -484,6 +484,7 @@ TEST_CASE("what the store of low-rank keys cannot do is refused by name", "[shad
     test::expect_error<InvalidArgument>([&] { backend->make_store(options); }, words);
   };
   refused([](StoreOptions& o) { o.miss_policy = MissPolicy::estimate; }, {"miss_policy = estimate", "wait", "shadow_kv"});
+  refused([](StoreOptions& o) { o.selection.chunk_tokens = 2; }, {"chunk_tokens = 2", "4, 8, 16 or 32", "shadow_kv"});
   refused([](StoreOptions& o) { o.shadow_kv.rank = 12; }, {"shadow_kv.rank = 12", "a multiple of 8"});
   refused([](StoreOptions& o) { o.shadow_kv.rank = 0; }, {"shadow_kv.rank = 0"});
   refused([](StoreOptions& o) { o.shadow_kv.outlier_chunks = -1; }, {"shadow_kv.outlier_chunks = -1"});

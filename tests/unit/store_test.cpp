@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dualdecoder/cpu/backend.hpp"
@@ -315,11 +316,12 @@ TEST_CASE("selection, tail estimate and calibration equal the brute-force twin",
 }
 
 TEST_CASE("chunks whose values share a mean equal the brute-force twin, with groups cut by sinks and window", "[store]") {
-  for (const int together : {2, 4}) {
-    for (const int sinks : {4, 8, 12}) {  // one to three chunks
+  for (const auto& [chunk, together] : {std::pair(2, 2), std::pair(2, 4), std::pair(4, 2), std::pair(4, 4)}) {
+    for (const int sinks : {4, 8, 12}) {  // one to six chunks
       for (const int local : {1, 24}) {   // with one token the group at the window is not complete
         StoreOptions options = small_options(24);
         options.rows_per_sequence = 2;  // row 1 begins the next chunk
+        options.selection.chunk_tokens = chunk;
         options.selection.sink_tokens = sinks;
         options.selection.local_tokens = local;
         options.selection.value_group_chunks = together;
@@ -336,7 +338,8 @@ TEST_CASE("chunks whose values share a mean equal the brute-force twin, with gro
           const int length = bench.length;
           const auto outs = bench.pass(text, RowMode::dual);
           for (int h = 0; h < kHeads; ++h) {
-            INFO("together " << together << " sinks " << sinks << " local " << local << " step " << step << " head " << h);
+            INFO("chunk " << chunk << " together " << together << " sinks " << sinks << " local " << local << " step " << step << " head "
+                          << h);
             const auto want = twin.attend(1, h / kGroup, h % kGroup, length, text.queries(1, length), true, 0.0);
             expect_near(outs[1].data() + h * 24, want, 3e-5);
           }
