@@ -89,6 +89,7 @@ struct ChunkRows {
   std::uint32_t value_offset;
   static constexpr int kTableBytes = kMost * 8 + kMost / 8;
 
+  /// Whether a chunk has kRun tokens: all but those of two have.
   __device__ bool in_runs() const { return 1 << shift >= kRun; }
 
   __device__ const std::byte* key(int i) const {

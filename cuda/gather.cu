@@ -71,7 +71,6 @@ __device__ void copy_vectors(std::byte* target, const std::byte* source, unsigne
   auto* to = reinterpret_cast<uint4*>(target) + lane;
   copy_blocks<kInFlight>(to, from, vectors);
   copy_blocks<kInFlight / 2>(to, from, vectors);
-  copy_blocks<kInFlight / 4>(to, from, vectors);  // a chunk of two tokens: 1 KiB
   copy_blocks<1>(to, from, vectors);
   if (lane < vectors) __stcg(to, load_once(from));
 }

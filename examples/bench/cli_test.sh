@@ -80,7 +80,7 @@ case $kind in
     tokens=131072 layers=32 width=$((8 * 128))
     expect_value 8b-128k-b1-specache-1bit low_bit $(((tokens - 64) * 12288))              # arXiv 2503.16163: groups of 64 with a scale
     expect_value 8b-128k-b1-specache-2bit low_bit $(((tokens - 64) * 20480))              # and a zero point in 16 bits, 64 exact tokens
-    expect_value 8b-128k-b1-dualdecoder summaries $((tokens / 2 * layers * 8 * (128 + 128 / 2 + 2 * 4)))  # docs/concepts.md: int8, int4, scales; chunks of 4
+    expect_value 8b-128k-b1-dualdecoder summaries $((tokens / 2 * layers * 8 * (128 + 128 / 2 + 2 * 4)))  # docs/concepts.md: int8, int4, scales; chunks of 2
     "$program" plan --shape 8b --policy shadowkv >"$work/out" 2>"$work/err"
     if ! grep -q 'needs a build with LAPACK' "$work/err"; then
       expect_value 8b-128k-b1-shadowkv low_rank $((layers * 2 * 160 * (tokens + width)))    # arXiv 2410.21465: rank 160, both factors

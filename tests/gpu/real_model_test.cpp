@@ -36,11 +36,9 @@ struct Model {
   std::shared_ptr<const ModelWeights> weights;
 };
 
-/// What the logits of all steps but one may differ by: what the golden file says that bf16 does to this model on this prompt (the
-/// transformers library's own bf16 run against its f32 one, half as much again), or kLogitBound for files without that. Of files that say
-/// it, one step of 64 may differ by twice that: a step that hangs on little differs by up to 0.41 in bf16, and which order of roundings
-/// hits it is chance. In PyTorch, Qwen2.5-Coder-1.5B after 500 tokens of code differs by 0.406, 0.363, 0.361, 0.285, 0.334 and 0.290 in six
-/// orders, and without its worst step by 0.170 to 0.279, where the file says 0.249; rounding what this library rounds is the first of them.
+/// What the logits may differ by: what the golden file says that bf16 does to this model on this prompt (the transformers library's own
+/// bf16 run against its f32 one, half as much again, since the largest of a few thousand differences is another one in another order of
+/// roundings), or kLogitBound for files without that.
 double bound_of(const nlohmann::json& test_case) {
   return test_case.contains("bf16") ? 1.5 * test_case["bf16"]["largest"].get<double>() : kLogitBound;
 }
@@ -48,13 +46,11 @@ double bound_of(const nlohmann::json& test_case) {
 void check_golden(const Model& model, const nlohmann::json& golden, const nlohmann::json& test_case) {
   const std::size_t prompt = test_case["prompt"].size();
   const double bound = bound_of(test_case);
-  const double of_one = test_case.contains("bf16") ? 2 * bound : bound;
   const GoldenDifference found = compare_golden(model.backend, model.weights, golden, test_case, DataType::bf16, 2 * bound);
-  std::printf("prompt of %zu tokens: logits differ by at most %.3f, in other steps %.3f (bound %.3f), root mean square %.4f", prompt,
-              found.largest, found.largest_else, bound, found.rms);
+  std::printf("prompt of %zu tokens: logits differ by at most %.3f (bound %.3f), root mean square %.4f", prompt, found.largest, bound,
+              found.rms);
   std::printf("; %zu of %zu tokens are the same, %zu steps decided\n", found.equal, found.steps, found.decided);
-  DUALDECODER_EXPECT(found.largest_else < bound && found.largest < of_one, "prompt of %zu tokens: a logit differs by %f, in other steps %f",
-                     prompt, found.largest, found.largest_else);
+  DUALDECODER_EXPECT(found.largest < bound, "prompt of %zu tokens: a logit differs by %f", prompt, found.largest);
   DUALDECODER_EXPECT(found.wrong == 0, "prompt of %zu tokens: %zu decided steps have another token", prompt, found.wrong);
   DUALDECODER_EXPECT(found.steps == test_case["tokens"].size(), "prompt of %zu tokens: %zu steps", prompt, found.steps);
   if (!test_case.contains("bf16")) {
