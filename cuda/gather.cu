@@ -17,6 +17,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 // Loads of 16 bytes that a lane starts before its first store: with 8 a warp has 4 KiB on the link, which hides its latency of some 2 us.
 constexpr int kInFlight = 8;
+constexpr unsigned kAll = 0xffffffffU;
 
 __device__ unsigned long long now_ns() {
   unsigned long long time;
@@ -75,11 +76,78 @@ __device__ void copy_vectors(std::byte* target, const std::byte* source, unsigne
   if (lane < vectors) __stcg(to, load_once(from));
 }
 
+__device__ bool is_aligned(const TransferItem& item) {
+  return (reinterpret_cast<std::uintptr_t>(item.source) | reinterpret_cast<std::uintptr_t>(item.target)) % 16 == 0;
+}
+
 __device__ void copy_item(const TransferItem& item, unsigned lane) {
-  const bool aligned = (reinterpret_cast<std::uintptr_t>(item.source) | reinterpret_cast<std::uintptr_t>(item.target)) % 16 == 0;
-  const unsigned vectors = aligned ? item.bytes / 16 : 0;
+  const unsigned vectors = is_aligned(item) ? item.bytes / 16 : 0;
   copy_vectors(item.target, item.source, vectors, lane);
   for (unsigned at = vectors * 16 + lane; at < item.bytes; at += kWarp) item.target[at] = item.source[at];
+}
+
+/// A warp's next items, one a lane; the first `count` lanes have one.
+struct WarpItems {
+  TransferItem own;
+  int count = 0;
+
+  __device__ TransferItem item(int i) const {
+    return {reinterpret_cast<const std::byte*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(own.source), i)),
+            reinterpret_cast<std::byte*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(own.target), i)),
+            __shfl_sync(kAll, own.bytes, i), 0.0F};
+  }
+  /// How many from `first` on have at most `vectors` of 16 bytes and nothing else, as a number of ones.
+  __device__ int small_ones(int first, unsigned vectors) const {
+    const bool is_small = own.bytes > 0 && own.bytes % 16 == 0 && own.bytes <= 16 * vectors && is_aligned(own);
+    const unsigned others = ~(__ballot_sync(kAll, is_small) >> first);
+    return others == 0 ? kWarp : __ffs(static_cast<int>(others)) - 1;
+  }
+};
+
+// kItems of at most kInFlight / kItems vectors a lane at once. Where there are fewer, and behind an item's end, what is last is brought and
+// written again: the same bytes to the same place, and still no load with a condition.
+template <int kItems>
+__device__ void copy_together(const WarpItems& items, int first, int count, unsigned lane) {
+  constexpr int kLoads = kInFlight / kItems;
+  uint4 held[kInFlight];
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const TransferItem item = items.item(first + min(k, count - 1));
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      held[k * kLoads + i] = load_once(reinterpret_cast<const uint4*>(item.source) + min(lane + kWarp * i, item.bytes / 16 - 1));
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const TransferItem item = items.item(first + min(k, count - 1));
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      __stcg(reinterpret_cast<uint4*>(item.target) + min(lane + kWarp * i, item.bytes / 16 - 1), held[k * kLoads + i]);
+    }
+  }
+}
+
+/// How many items, from `first` on, a warp brings at once: as many as fill what it may have on the link.
+__device__ int group_of(const WarpItems& items, int first) {
+  const int two = items.small_ones(first, kInFlight / 2 * kWarp);
+  const int four = items.small_ones(first, kInFlight / 4 * kWarp);
+  const int eight = items.small_ones(first, kInFlight / 8 * kWarp);
+  if (eight > 4) return min(eight, 8);
+  if (four > 2) return min(four, 4);
+  return two > 1 ? 2 : 1;
+}
+
+__device__ void copy_group(const WarpItems& items, int first, int count, unsigned lane) {
+  if (count > 4) {
+    copy_together<8>(items, first, count, lane);
+  } else if (count > 2) {
+    copy_together<4>(items, first, count, lane);
+  } else if (count > 1) {
+    copy_together<2>(items, first, count, lane);
+  } else {
+    copy_item(items.item(first), lane);
+  }
 }
 
 __device__ unsigned long long link_now(const LinkState& link) { return (now_ns() - link.epoch_ns) << 10U; }
@@ -127,19 +195,33 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned lane = threadIdx.x % kWarp;
   const int step = static_cast<int>(gridDim.x) * kWarps;
   int at = static_cast<int>(blockIdx.x + threadIdx.x / kWarp * gridDim.x);  // a short list is spread over the blocks
+  const auto own_item = [&](int from) {
+    const long long own = from + static_cast<long long>(lane) * step;
+    return own < n ? load_item(items + own) : TransferItem{};
+  };
   unsigned long long bytes = 0;
-  TransferItem next = at < n ? load_item(items + at) : TransferItem{};
-  for (; at < n; at += step) {
-    const TransferItem item = next;
-    if (at + step < n) next = load_item(items + at + step);  // on its way while this one moves
-    if constexpr (kPaced) {
-      bool open = true;
-      if (lane == 0) open = pass_link(pace, item.bytes);
-      if (!__shfl_sync(0xffffffffU, open, 0)) break;
+  WarpItems now;
+  TransferItem next = own_item(at);
+  for (bool open = true; open && at < n; at += kWarp * step) {
+    now.own = next;
+    now.count = min((n - at + step - 1) / step, kWarp);
+    next = own_item(at + kWarp * step);  // on their way while these move
+    for (int i = 0; i < now.count;) {
+      const int count = group_of(now, i);
+      if constexpr (kPaced) {
+        const bool in_group = static_cast<int>(lane) >= i && static_cast<int>(lane) < i + count;
+        const unsigned group_bytes = __reduce_add_sync(kAll, in_group ? now.own.bytes : 0);
+        if (lane == 0) open = pass_link(pace, group_bytes);
+        open = __shfl_sync(kAll, open, 0);
+        if (!open) break;
+      }
+      copy_group(now, i, count, lane);
+      i += count;
     }
-    copy_item(item, lane);
-    bytes += item.bytes;
+    if (open) bytes += now.own.bytes;
   }
+#pragma unroll
+  for (int half = kWarp / 2; half > 0; half /= 2) bytes += __shfl_down_sync(kAll, bytes, half);
   if (lane == 0 && bytes > 0) atomicAdd(&block_bytes, bytes);
   __syncthreads();
 

@@ -99,6 +99,7 @@ class CudaScheduler final : public TransferScheduler {
       : options_(options),
         resources_(resources),
         side_(Stream::create(lowest_priority())),
+        moving_(options.concurrent_prefetch ? Stream::create(lowest_priority()) : Stream()),
         reading_(Stream::create()),
         memory_(*resources.memory, device_bytes(options), resources.stream),
         layers_(static_cast<std::size_t>(options.layers)) {
@@ -116,7 +117,7 @@ class CudaScheduler final : public TransferScheduler {
     for (Mark& layer : layers_) layer.create();
     for (Mark& snapshot : snapshot_read_) snapshot.create();
     if (options.trace != nullptr) trace_.emplace(*options.trace, *resources.memory, resources.stream, reading_);
-    for (Event* event : {&fork_, &join_, &other_stream_}) *event = Event::create();
+    for (Event* event : {&fork_, &join_, &listed_, &moved_, &other_stream_}) *event = Event::create();
   }
 
   // What has not started is abandoned where it would take long; the rest ends before its memory goes.
@@ -125,6 +126,7 @@ class CudaScheduler final : public TransferScheduler {
       const DeviceGuard guard(resources_.device);
       if (pace_.link != nullptr) cudaMemsetAsync(&pace_.link->stop, 1, sizeof pace_.link->stop, reading_.get());
       cudaStreamSynchronize(side_.get());
+      cudaStreamSynchronize(moving().get());
       if (trace_) trace_->report();
       cudaGetLastError();
     } catch (...) {  // an unloading driver: nothing runs any more
@@ -145,6 +147,8 @@ class CudaScheduler final : public TransferScheduler {
   void wait(Lane lane, Layer layer, StreamRef stream) override {
     require_layer(layer);
     const DeviceGuard guard(resources_.device);
+    // what a store does behind this on the side stream, it does to slots of every layer
+    if (lane == Lane::write_back && stream == StreamRef(side_)) hold_for_moves(side_);
     if (lane != Lane::prefetch) return wait_for_other_stream(lane, stream);
     Mark& mark = layers_[static_cast<std::size_t>(layer)];
     if (!mark.holds(capture_of(stream))) return;
@@ -168,6 +172,7 @@ class CudaScheduler final : public TransferScheduler {
     const CaptureId capture = capture_of(stream);
     if (fork_capture_ != capture) return forget(capture);
     stall(Lane::prefetch, stream, [&] {
+      hold_for_moves(stream);
       join_.record(side_);
       join_.hold(stream);
     });
@@ -217,9 +222,14 @@ class CudaScheduler final : public TransferScheduler {
     trace_->report();
   }
 
+  /// Of prefetches: the side stream, or one beside it, so that the next layer's list is made while this one's items move.
+  StreamRef moving() const { return options_.concurrent_prefetch ? moving_ : side_; }
+
+  // From the list itself where its stream makes the next one only after it, else from a copy; the copy that is overwritten was read: its
+  // mark is the end of its gather, two prefetches back.
   void submit_prefetch(Layer layer, const TransferList& list, StreamRef after) {
-    if (after == StreamRef(side_)) {
-      gather(Lane::prefetch, layer, list, resources_.prefetch_blocks, side_);
+    if (after == moving()) {
+      gather(Lane::prefetch, layer, list, resources_.prefetch_blocks, after);
     } else {
       detail::require(list.capacity <= options_.max_items_per_submit, "capacity of a transfer list", list.capacity,
                       "at most max_items_per_submit");
@@ -227,20 +237,35 @@ class CudaScheduler final : public TransferScheduler {
       const TransferList& snapshot = pieces_.snapshots[index];
       snapshot_read_[index].hold(after);
       check(launch_snapshot(list, snapshot, after), "the copy of a transfer list");
-      side_stream(after);
-      gather(Lane::prefetch, layer, snapshot, resources_.prefetch_blocks, side_);
-      snapshot_read_[index].set(side_);
+      move_behind(after);
+      gather(Lane::prefetch, layer, snapshot, resources_.prefetch_blocks, moving());
+      snapshot_read_[index].set(moving());
     }
-    layers_[static_cast<std::size_t>(layer)].set(side_);
+    layers_[static_cast<std::size_t>(layer)].set(moving());
   }
 
   void queue_behind_prefetch(Layer layer, const TransferList& list, StreamRef after) {
-    side_stream(after);
-    gather(Lane::urgent, layer, list, resources_.urgent_blocks, side_);
+    move_behind(after);
+    gather(Lane::urgent, layer, list, resources_.urgent_blocks, moving());
     stall(Lane::urgent, after, [&] {
-      join_.record(side_);
-      join_.hold(after);
+      moved_.record(moving());
+      moved_.hold(after);
     });
+  }
+
+  /// moving() goes on behind what `stream` holds so far.
+  void move_behind(StreamRef stream) {
+    if (stream != StreamRef(side_)) side_stream(stream);
+    if (!options_.concurrent_prefetch) return;
+    listed_.record(stream);
+    listed_.hold(moving_);
+    moves_ = true;
+  }
+  /// `stream` goes on when what moving_ was given since the last rejoin has run.
+  void hold_for_moves(StreamRef stream) {
+    if (!moves_) return;
+    moved_.record(moving_);
+    moved_.hold(stream);
   }
 
   // The stream that submitted goes on by itself; any other waits for everything there.
@@ -267,6 +292,7 @@ class CudaScheduler final : public TransferScheduler {
   }
   void clear() noexcept {
     forked_ = false;
+    moves_ = false;
     for (Mark& layer : layers_) layer.clear();
     for (Mark& snapshot : snapshot_read_) snapshot.clear();
   }
@@ -274,6 +300,7 @@ class CudaScheduler final : public TransferScheduler {
   SchedulerOptions options_;
   SchedulerResources resources_;
   Stream side_;
+  Stream moving_;   // of prefetches where they have one of their own, behind what made their lists
   Stream reading_;  // of the statistics, beside everything else
   Buffer memory_;
   Pieces pieces_{};
@@ -281,8 +308,9 @@ class CudaScheduler final : public TransferScheduler {
   std::vector<Mark> layers_;  // [layers] the end of its last prefetch
   std::array<Mark, kSnapshots> snapshot_read_;
   std::size_t next_snapshot_ = 0;
-  Event fork_, join_, other_stream_;
+  Event fork_, join_, listed_, moved_, other_stream_;
   bool forked_ = false;  // since the last rejoin
+  bool moves_ = false;   // moving_ was given something since
   CaptureId fork_capture_ = 0;
   std::array<std::optional<StreamRef>, kLaneCount> submitted_on_;
   mutable std::optional<LaneTrace> trace_;

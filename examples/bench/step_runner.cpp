@@ -271,6 +271,7 @@ class StepRun {
                                  .bytes_per_second = options.link_bytes_per_second,
                                  .latency = options.link_latency,
                                  .single_lane = options.single_lane,
+                                 .concurrent_prefetch = prefers_concurrent_prefetch(store_options_),
                                  .trace = nullptr});
     if (setting.loads_in_order) scheduler = std::make_unique<InOrderScheduler>(std::move(scheduler));
     attention_ = std::make_unique<SparseAttention>(

@@ -218,7 +218,7 @@ struct Cells {
   Buffer count;
 };
 
-void test_recorded_lanes(bool single_lane) {
+void test_recorded_lanes(bool single_lane, bool concurrent_prefetch) {
   const auto backend = make_cuda_backend();
   const StreamRef stream = backend->stream();
   Cells cells(*backend);
@@ -226,6 +226,7 @@ void test_recorded_lanes(bool single_lane) {
   options.layers = 3;
   options.max_items_per_submit = Cells::kCount;
   options.single_lane = single_lane;
+  options.concurrent_prefetch = concurrent_prefetch;
   const auto scheduler = backend->make_scheduler(options);
   const auto step = [&] {
     for (Layer layer = 0; layer < 3; ++layer) {
@@ -494,7 +495,9 @@ int main(int argc, char** argv) {
     test::test_refusals();
     test::test_memory_and_copies();
     test::test_record();
-    for (const bool single_lane : {false, true}) test::test_recorded_lanes(single_lane);
+    for (const bool single_lane : {false, true}) {
+      for (const bool concurrent_prefetch : {false, true}) test::test_recorded_lanes(single_lane, concurrent_prefetch);
+    }
     test::test_trace();
     test::test_two_threads();
     test::test_weights();

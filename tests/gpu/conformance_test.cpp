@@ -29,13 +29,16 @@ void expect_none(const std::string& subject, const std::vector<std::string>& fin
 
 void test_schedulers(Backend& backend) {
   for (const bool single_lane : {false, true}) {
-    // urgent loads and prefetches run at once on the device, so nothing of one layer overtakes another layer's
-    const auto make = [&](SchedulerOptions options) {
-      options.single_lane = single_lane;
-      return backend.make_scheduler(options);
-    };
-    expect_none(single_lane ? "a single lane" : "the lanes",
-                testing::check_transfer_scheduler({make, testing::workplace_of(backend), !small_run(), false}));
+    for (const bool concurrent : {false, true}) {
+      // urgent loads and prefetches run at once on the device, so nothing of one layer overtakes another layer's
+      const auto make = [&](SchedulerOptions options) {
+        options.single_lane = single_lane;
+        options.concurrent_prefetch = concurrent;
+        return backend.make_scheduler(options);
+      };
+      expect_none(std::string(single_lane ? "a single lane" : "the lanes") + (concurrent ? ", concurrent prefetch" : ""),
+                  testing::check_transfer_scheduler({make, testing::workplace_of(backend), !small_run(), false}));
+    }
   }
 }
 

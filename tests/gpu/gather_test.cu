@@ -53,20 +53,33 @@ struct Lane {
   DeviceArray<LaneState> state;
 };
 
-/// Items of random sizes, packed into a host area and a device area with random gaps, aligned to `alignment`.
-void test_moves(cudaStream_t stream, std::size_t alignment, bool to_device, int blocks, int count, PinnedPool& pool, Random& random) {
+/// Sizes of all kinds, or small ones in runs of some, as a warp brings several at once.
+std::vector<std::uint32_t> sizes_of(int count, bool small, Random& random) {
+  std::vector<std::uint32_t> sizes;
+  while (static_cast<int>(sizes.size()) < count) {
+    const int kind = random.below(4);
+    if (small) {
+      const int bytes = kind == 0 ? 16 * (1 + random.below(128)) : kind == 1 ? 640 : 512 << random.below(3);
+      sizes.insert(sizes.end(), static_cast<std::size_t>(1 + random.below(80)), static_cast<std::uint32_t>(bytes));
+    } else {
+      sizes.push_back(static_cast<std::uint32_t>(kind == 0   ? random.below(40)
+                                                 : kind == 1 ? 512 << random.below(5)
+                                                             : 1 + random.below(9000)));
+    }
+  }
+  sizes.resize(static_cast<std::size_t>(count));
+  return sizes;
+}
+
+/// Items of `sizes`, packed into a host area and a device area with random gaps, aligned to `alignment`.
+void test_moves(cudaStream_t stream, std::size_t alignment, bool to_device, int blocks, const std::vector<std::uint32_t>& sizes,
+                PinnedPool& pool, Random& random) {
   std::vector<std::size_t> host_at;
   std::vector<std::size_t> device_at;
-  std::vector<std::uint32_t> sizes;
   std::size_t end = 0;
-  for (int i = 0; i < count; ++i) {
-    const int kind = random.below(4);
-    const auto bytes = static_cast<std::uint32_t>(kind == 0   ? random.below(40)
-                                                  : kind == 1 ? 1024 << random.below(4)
-                                                              : 1 + random.below(9000));
+  for (const std::uint32_t bytes : sizes) {
     host_at.push_back(end + alignment * static_cast<std::size_t>(random.below(5)));
     device_at.push_back(end + alignment * static_cast<std::size_t>(random.below(5)));
-    sizes.push_back(bytes);
     end += (bytes + alignment - 1) / alignment * alignment + 8 * alignment;
   }
   const Buffer host(pool, end + 16, stream);
@@ -99,8 +112,8 @@ void test_moves(cudaStream_t stream, std::size_t alignment, bool to_device, int 
   cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   std::vector<std::uint8_t> result = device.download();
   if (!to_device) std::memcpy(result.data(), host.data(), end);
-  DUALDECODER_EXPECT(std::memcmp(result.data(), expected.data(), end) == 0, "alignment %zu, to device %d, %d blocks, %d items", alignment,
-                     to_device, blocks, count);
+  DUALDECODER_EXPECT(std::memcmp(result.data(), expected.data(), end) == 0, "alignment %zu, to device %d, %d blocks, %zu items", alignment,
+                     to_device, blocks, sizes.size());
   const LaneState state = lane.read();
   DUALDECODER_EXPECT(state.moved_items == sizes.size() && state.moved_bytes == bytes && state.arrived == 0 && state.begin_ns == ~0ULL,
                      "counts: %llu items, %llu bytes, %u arrived", state.moved_items, state.moved_bytes, state.arrived);
@@ -166,7 +179,7 @@ void bench(cudaStream_t stream) {
     const Buffer host(pool, kHost, stream);
     DeviceArray<std::uint8_t> device(kMoved);
     auto* const target = reinterpret_cast<std::byte*>(device.data());
-    for (const std::size_t bytes : {std::size_t{1024}, std::size_t{2048}, std::size_t{4096}, std::size_t{8192}}) {
+    for (const std::size_t bytes : {std::size_t{512}, std::size_t{1024}, std::size_t{2048}, std::size_t{4096}, std::size_t{8192}}) {
       Random random(bytes);
       std::vector<TransferItem> loads;
       std::vector<TransferItem> stores;
@@ -343,7 +356,11 @@ int main(int argc, char** argv) {
     for (const std::size_t alignment : {std::size_t{16}, std::size_t{4}, std::size_t{1}}) {
       for (const bool to_device : {true, false}) {
         for (const int blocks : {1, 3, 16}) {
-          for (const int count : {1, 17, 700}) test::test_moves(stream.get(), alignment, to_device, blocks, count, pool, random);
+          for (const int count : {1, 17, 700}) {
+            for (const bool small : {false, true}) {
+              test::test_moves(stream.get(), alignment, to_device, blocks, test::sizes_of(count, small, random), pool, random);
+            }
+          }
         }
       }
     }

@@ -30,6 +30,7 @@ inline DecodeSession::DecodeSession(std::shared_ptr<Backend> backend, std::share
                                 .bytes_per_second = options.link_bytes_per_second,
                                 .latency = options.link_latency,
                                 .single_lane = options.single_lane,
+                                .concurrent_prefetch = prefers_concurrent_prefetch(store_options),
                                 .trace = backend_->trace()});
   attention_ = std::make_unique<SparseAttention>(
       SparseAttentionParts{.store = std::move(store),
