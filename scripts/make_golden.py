@@ -18,6 +18,11 @@ Weights and arithmetic are float32, attention is dense. A case holds the prompt'
 logits of 32 fixed probe tokens, the best tokens with their logits, and log(sum(exp(logits))). With --bf16 (implied by --device cuda) a case
 also holds how far the same library is from that when it computes as its users do, weights and arithmetic in bfloat16 and its own choice of
 an attention kernel, teacher-forced on the same tokens: what bfloat16 does to this model on this prompt, and so the scale for others.
+
+    python scripts/make_golden.py qwen2.5-coder-1.5b $(scripts/get-model.sh qwen2.5-coder-1.5b) golden.json --round-like-cuda --extend
+
+adds to the cases of a file logits with float32 arithmetic, teacher-forced on the same tokens, in which what the CUDA backend keeps in bfloat16
+is rounded to that: weights, normed rows, queries, keys, values, what attention and SwiGLU put out, and of the prompt what SwiGLU takes in.
 """
 import argparse
 import functools
@@ -46,9 +51,15 @@ SENTENCES = [
 ]
 
 
+def round_to_bf16(tensor):
+    return tensor.to(torch.bfloat16).to(tensor.dtype)
+
+
 def dense_attention(module, query, key, value, attention_mask, scaling=None, **_):
     """softmax(q k^T) v by its definition, causal, over blocks of queries, so that 122,880 keys fit. [batch, heads, rows, head_dim]."""
     assert attention_mask is None and query.shape[0] == 1
+    if module.config._attn_implementation == "dense_rounded":
+        query, key, value = (round_to_bf16(tensor) for tensor in (query, key, value))
     heads, rows, dim = query.shape[1:]
     kv_heads, keys = key.shape[1:3]
     group = heads // kv_heads
@@ -111,15 +122,43 @@ def greedy(model, ids, probe_ids):
 
 
 @torch.inference_mode()
-def distance(model, case, probe_ids):
-    """How far the logits of `model` are from those of the case, teacher-forced."""
+def forced_logits(model, case):
+    """[STEPS, vocabulary], teacher-forced on the case's tokens."""
     ids = torch.tensor([case["prompt"] + case["tokens"][:-1]], device=model.device)
-    logits = model(ids, use_cache=False, logits_to_keep=STEPS).logits[0].double().cpu()
+    return model(ids, use_cache=False, logits_to_keep=STEPS).logits[0].double().cpu()
+
+
+def distance(logits, case, probe_ids):
+    """How far they are from those of the case."""
     wanted = torch.tensor([step["probes"] + step["top_logits"] for step in case["steps"]], dtype=torch.float64)
     places = torch.tensor([probe_ids + step["top_ids"] for step in case["steps"]])
     off = (torch.gather(logits, 1, places) - wanted).abs()
     equal = (logits.argmax(1) == torch.tensor(case["tokens"])).sum().item()
     return {"largest": round(off.max().item(), 5), "rms": round(off.square().mean().sqrt().item(), 6), "equal_tokens": equal}
+
+
+def round_like_cuda(model, case, probe_ids):
+    """Steps of the case with the CUDA backend's roundings, and how far they are from those without. Matrices are rounded already."""
+    prompt = len(case["prompt"])
+
+    def round_input(module, inputs):
+        return (round_to_bf16(inputs[0]),)
+
+    def round_prompt(module, inputs, output):
+        output[:, :prompt] = round_to_bf16(output[:, :prompt])
+        return output
+
+    hooks = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            hooks.append(module.register_forward_pre_hook(round_input))
+            if name.endswith(("gate_proj", "up_proj")):
+                hooks.append(module.register_forward_hook(round_prompt))
+    logits = forced_logits(model, case)
+    for hook in hooks:
+        hook.remove()
+    steps = [{"probes": rounded(logits[i, probe_ids]), "top_logits": rounded(logits[i, step["top_ids"]])} for i, step in enumerate(case["steps"])]
+    return {**distance(logits, case, probe_ids), "steps": steps}
 
 
 def rounded(tensor):
@@ -139,10 +178,32 @@ def load(path, device, yarn):
             config.rope_scaling = scaling
         config.max_position_embeddings = int(config.max_position_embeddings * yarn)
     kind = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
-    ALL_ATTENTION_FUNCTIONS.register("dense_by_definition", dense_attention)
+    for attention in ("dense_by_definition", "dense_rounded"):
+        ALL_ATTENTION_FUNCTIONS.register(attention, dense_attention)
     model = AutoModelForCausalLM.from_pretrained(**where, config=config, attn_implementation="dense_by_definition",
                                                  **{kind: torch.float32})
     return model.eval().to(device), AutoTokenizer.from_pretrained(**where)
+
+
+def source_of(options):
+    where = torch.cuda.get_device_name() if options.device != "cpu" else "CPU"
+    return (f"python scripts/make_golden.py {options.name} {options.model.name}; transformers {transformers.__version__}, "
+            f"torch {torch.__version__}, {where}, float32, dense attention")
+
+
+def new_golden(model, tokenizer, options, say):
+    probe_ids = probes(model.config.vocab_size)
+    cases = []
+    for text in options.text:
+        for candidates in prompts(tokenizer, options.lengths, text):
+            for ids in candidates:
+                tokens, steps, margin = greedy(model, ids, probe_ids)
+                if margin >= LEAST_MARGIN or options.device != "cpu":
+                    break
+            say(f"{pathlib.Path(text).stem}, prompt {len(ids)}, least margin {margin:.4f}: {tokenizer.decode(tokens)!r}")
+            cases.append({"text": pathlib.Path(text).stem, "prompt": ids, "tokens": tokens, "least_margin": round(margin, 5), "steps": steps})
+    return {"source": source_of(options), "model": options.name, "file": options.model.name, "yarn_factor": options.yarn,
+            "probe_ids": probe_ids, "cases": cases}
 
 
 def main():
@@ -155,6 +216,8 @@ def main():
     parser.add_argument("--text", nargs="+", default=[TEXT], help="what the prompts are about, each text at each length")
     parser.add_argument("--yarn", type=float, default=0.0, help="stretches the model's context by this factor")
     parser.add_argument("--bf16", action="store_true", help="add how far the library's own bfloat16 is off")
+    parser.add_argument("--round-like-cuda", action="store_true", help="add logits with the roundings of the CUDA backend")
+    parser.add_argument("--extend", action="store_true", help="the adds to the cases of the file OUT instead of making new ones")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -165,28 +228,27 @@ def main():
 
     model, tokenizer = load(options.model, options.device, options.yarn)
     say("loaded")
-    probe_ids = probes(model.config.vocab_size)
-    cases = []
-    for text in options.text:
-        for candidates in prompts(tokenizer, options.lengths, text):
-            for ids in candidates:
-                tokens, steps, margin = greedy(model, ids, probe_ids)
-                if margin >= LEAST_MARGIN or options.device != "cpu":
-                    break
-            say(f"{pathlib.Path(text).stem}, prompt {len(ids)}, least margin {margin:.4f}: {tokenizer.decode(tokens)!r}")
-            cases.append({"text": pathlib.Path(text).stem, "prompt": ids, "tokens": tokens, "least_margin": round(margin, 5), "steps": steps})
-    if options.bf16 or options.device != "cpu":
+    if options.extend:
+        golden = json.loads(pathlib.Path(options.out).read_text(encoding="utf-8"))
+    else:
+        golden = new_golden(model, tokenizer, options, say)
+    probe_ids, cases = golden["probe_ids"], golden["cases"]
+    if options.round_like_cuda:
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # weights of norms and biases stay float32 there
+                parameter.data = round_to_bf16(parameter.data)
+        model.config._attn_implementation = "dense_rounded"
+        for case in cases:
+            case["rounded"] = round_like_cuda(model, case, probe_ids)
+            say(f"{case['text']}, prompt {len(case['prompt'])}, rounded: {case['rounded']['largest']}, {case['rounded']['rms']}")
+        golden["rounded_by"] = source_of(options)
+    if options.bf16 or (options.device != "cpu" and not options.extend):
         for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32, as the library loads them
             parameter.data = parameter.data.to(torch.bfloat16)
         model.config._attn_implementation = "sdpa"
         for case in cases:
-            case["bf16"] = distance(model, case, probe_ids)
+            case["bf16"] = distance(forced_logits(model, case), case, probe_ids)
             say(f"{case['text']}, prompt {len(case['prompt'])}, bfloat16: {case['bf16']}")
-    where = torch.cuda.get_device_name() if options.device != "cpu" else "CPU"
-    source = (f"python scripts/make_golden.py {options.name} {options.model.name}; transformers {transformers.__version__}, "
-              f"torch {torch.__version__}, {where}, float32, dense attention")
-    golden = {"source": source, "model": options.name, "file": options.model.name, "yarn_factor": options.yarn, "probe_ids": probe_ids,
-              "cases": cases}
     with open(options.out, "w", encoding="utf-8") as out:
         json.dump(golden, out, separators=(",", ":"))
         out.write("\n")

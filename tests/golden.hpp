@@ -16,7 +16,8 @@
 
 #include "dualdecoder/decode_session.hpp"
 
-/// Files that scripts/make_golden.py writes: logits of the transformers library in f32, on the same GGUF file.
+/// Files that scripts/make_golden.py writes: logits of the transformers library in f32, on the same GGUF file, and in some also with the
+/// CUDA backend's roundings.
 namespace dualdecoder::test {
 
 inline nlohmann::json read_golden(const std::filesystem::path& path) {
@@ -38,6 +39,8 @@ inline std::vector<std::filesystem::path> golden_files_asked_for() {
 struct GoldenDifference {
   double largest = 0.0;  ///< of the probe tokens' logits and the best tokens'
   double rms = 0.0;
+  double rounded_largest = 0.0;  ///< the same of the logits with the CUDA backend's roundings, where the file has them
+  double rounded_rms = 0.0;
   double log_sum = 0.0;  ///< largest difference of log(sum(exp(logits)))
   std::size_t steps = 0;
   std::size_t equal = 0;    ///< steps with the same likeliest token
@@ -58,22 +61,26 @@ inline GoldenDifference compare_golden(const std::shared_ptr<Backend>& backend, 
   options.kv_type = kv_type;
   auto session = make_session(backend, weights, options);
   GoldenDifference found;
+  const bool has_rounded = test_case.contains("rounded");
   double squares = 0.0;
+  double rounded_squares = 0.0;
   std::size_t compared = 0;
   AddOptions add;
   add.forced = tokens;
   add.on_logits = [&](std::span<const float> logits) {
     const auto& want = test_case["steps"][found.steps];
-    const auto compare = [&](std::size_t id, double value) {
-      const double difference = std::fabs(static_cast<double>(logits[id]) - value);
-      found.largest = std::max(found.largest, difference);
-      squares += difference * difference;
+    const auto compare = [&](std::size_t id, const char* kind, std::size_t i) {
+      const auto note = [&](const nlohmann::json& step, double& largest, double& sum_of_squares) {
+        const double difference = std::fabs(static_cast<double>(logits[id]) - step[kind][i].get<double>());
+        largest = std::max(largest, difference);
+        sum_of_squares += difference * difference;
+      };
+      note(want, found.largest, squares);
+      if (has_rounded) note(test_case["rounded"]["steps"][found.steps], found.rounded_largest, rounded_squares);
       ++compared;
     };
-    for (std::size_t i = 0; i < probes.size(); ++i) compare(probes[i], want["probes"][i].get<double>());
-    for (std::size_t i = 0; i < want["top_ids"].size(); ++i) {
-      compare(want["top_ids"][i].get<std::size_t>(), want["top_logits"][i].get<double>());
-    }
+    for (std::size_t i = 0; i < probes.size(); ++i) compare(probes[i], "probes", i);
+    for (std::size_t i = 0; i < want["top_ids"].size(); ++i) compare(want["top_ids"][i].get<std::size_t>(), "top_logits", i);
     double sum = 0.0;
     for (float logit : logits) sum += std::exp(static_cast<double>(logit));
     found.log_sum = std::max(found.log_sum, std::fabs(std::log(sum) - want["logsumexp"].get<double>()));
@@ -86,7 +93,9 @@ inline GoldenDifference compare_golden(const std::shared_ptr<Backend>& backend, 
   };
   session.add(prompt, add);
   while (session.active() > 0) session.step();
-  found.rms = std::sqrt(squares / static_cast<double>(std::max<std::size_t>(compared, 1)));
+  const auto count = static_cast<double>(std::max<std::size_t>(compared, 1));
+  found.rms = std::sqrt(squares / count);
+  found.rounded_rms = std::sqrt(rounded_squares / count);
   return found;
 }
 
