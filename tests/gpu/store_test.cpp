@@ -84,10 +84,13 @@ StoreSubject subject_of(Backend& backend, StoreKind kind, int head_dim) {
           head_dim};
 }
 
-/// Queries that biases were calibrated over, and those among them whose choice may fall either way.
+/// Queries that biases were calibrated over, and those among them whose choice may fall either way; passes, and those among them that ran
+/// ahead of a tie by which the twins part.
 struct Ties {
   int queries = 0;
   int near = 0;
+  int passes = 0;
+  int compared = 0;
 };
 
 /// A store of the CUDA backend and its twin, given the same calls.
@@ -135,7 +138,9 @@ class Twins {
     const StoreDriver::Pass want = cpu_.driver().pass(places, hint, seed);
     DUALDECODER_EXPECT(got.lists_fit, "%s", name_.c_str());
     for (Layer layer = 0; layer < options_.layers; ++layer) compare_layer(layer, places, got, want);
+    ++ties_.passes;
     if (!parted_) {
+      ++ties_.compared;
       DUALDECODER_EXPECT(got.urgent_items == want.urgent_items, "%s: %d, twin %d", name_.c_str(), got.urgent_items, want.urgent_items);
       DUALDECODER_EXPECT(got.prefetch_items == want.prefetch_items, "%s: %d, twin %d", name_.c_str(), got.prefetch_items,
                          want.prefetch_items);
@@ -330,8 +335,8 @@ void check_twins(Backend& cuda, Backend& cpu) {
   int parted = 0;
   Ties ties;
   for (const Shape& shape : shapes) parted += run_twins(cuda, cpu, shape, ties) ? 0 : 1;
-  std::printf("%zu twins, of which %d parted at a tie; %d of %d calibration queries are near ties\n", shapes.size(), parted, ties.near,
-              ties.queries);
+  std::printf("%zu twins, of which %d parted at a tie, after %d of %d passes; %d of %d calibration queries are near ties\n", shapes.size(),
+              parted, ties.compared, ties.passes, ties.near, ties.queries);
   DUALDECODER_EXPECT(ties.near * 20 <= ties.queries, "%d of %d calibration queries are near ties", ties.near, ties.queries);
   // Scores kept in steps of 1 / 4,096 nat make twice as many near ties as scores of 32 bits did, by which 3 of the 15 parted: 8 do.
   DUALDECODER_EXPECT(parted * 5 <= static_cast<int>(shapes.size()) * 3, "%d twins parted", parted);
