@@ -21,8 +21,8 @@ struct SchedulerResources {
 
 /// Lanes that the device drives: kernels read the lists where they lie and move the items between the device and pinned host memory.
 /// Urgent loads and write-backs run on the stream that submits them, so that waiting for them is the stream's own order; prefetches run on
-/// the side stream or, if they are to be concurrent, on one of their own, both of the lowest priority. A prefetch submitted on the stream that
-/// it runs on reads its list there; one from another stream takes a copy. A write-back that the side stream waits for is behind all
+/// the side stream or, if they are to be concurrent, on one of their own, both of the lowest priority. A prefetch submitted on the stream
+/// that it runs on reads its list there; one from another stream takes a copy. A write-back that the side stream waits for is behind all
 /// prefetches so far. Everything can be recorded; what runs on these streams when a recording begins must have been rejoined. A throttle,
 /// if set, holds for all lanes together. Throws InvalidArgument, OutOfMemory, CudaError.
 std::unique_ptr<TransferScheduler> make_cuda_scheduler(const SchedulerOptions& options, const SchedulerResources& resources);
